@@ -1,0 +1,70 @@
+/*
+ops -- the table of operations: one row an op, one table per device. Everything above this layer calls through it and
+never asks which device it is on. What each op computes is in ops/NAME.h.
+*/
+#ifndef LLMC_OPS_H
+#define LLMC_OPS_H
+
+#include "ops/activation.h"
+#include "ops/adamw.h"
+#include "ops/attention.h"
+#include "ops/cross_entropy.h"
+#include "ops/embedding.h"
+#include "ops/gemm.h"
+#include "ops/hadamard.h"
+#include "ops/layernorm.h"
+#include "ops/norm.h"
+#include "ops/quantize.h"
+#include "ops/reduce.h"
+#include "ops/rmsnorm.h"
+#include "ops/step_state.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The largest sizes that ops will meet: what scratch must hold. */
+typedef struct {
+    int64_t tokens;           // rows of an activation, B*T
+    int64_t max_cols;         // widest activation row outside the head
+    int64_t max_weight;       // elements of the largest weight
+    int64_t logits_rows;      // rows of one chunk of the head
+    int64_t padded_vocab;
+    int64_t num_elements;     // of the flat parameter arrays
+    AttentionDims attention;
+} OpLimits;
+
+typedef struct Ops {
+    const char *name;              // "cpu", "cuda"
+    const char *attention_name;    // the implementation behind it, for the start-up lines
+    size_t (*scratch_bytes)(const OpLimits *limits);
+
+    void (*embedding_forward)(Device *, Tensor out, Tensor tokens, Tensor table, Tensor positions);
+    void (*embedding_backward)(Device *, Tensor dtable, Tensor dpositions, Tensor dout, Tensor tokens);
+    NormOp norm[NUM_NORMS];
+    void (*rope_forward)(Device *, Tensor qkv, Tensor table, AttentionDims);
+    void (*rope_backward)(Device *, Tensor dqkv, Tensor table, AttentionDims);
+    void (*attention_forward)(Device *, Tensor out, Tensor lse, Tensor qkv, AttentionDims);
+    void (*attention_backward)(Device *, Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, AttentionDims);
+    void (*activation_forward)(Device *, Tensor out, Tensor x, ActKind);
+    void (*activation_backward)(Device *, Tensor dx, Tensor dout, Tensor x, ActKind);
+    void (*residual_forward)(Device *, Tensor out, Tensor a, Tensor b);
+    void (*cross_entropy)(Device *, Tensor losses, Tensor logits, Tensor targets, int vocab, float dloss);
+    void (*amax_pair)(Device *, QOperand *row, const Quantizer *, QOperand *token, const Quantizer *, Tensor x);
+    void (*quantize_pair)(Device *, QOperand *row, const Quantizer *, QOperand *token, const Quantizer *, Tensor x);
+    void (*hadamard)(Device *, Tensor out, Tensor x, int along_rows, Signs);
+    void (*gemm)(Device *, Tensor d, const QOperand *a, const QOperand *b, GemmEpilogue);
+    void (*column_sum)(Device *, Tensor db, Tensor dout);
+    void (*sum)(Device *, float *out, Tensor x, float scale);
+    void (*global_norm)(Device *, float *out, Tensor x);
+    void (*step_decide)(Device *, StepState *state);
+    void (*adamw)(Device *, AdamWTensors, AdamWConfig, const StepState *state);
+} Ops;
+
+extern const Ops ops_cpu;    // ops_cpu.c
+extern const Ops ops_cuda;   // ops_cuda.cu
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,31 @@
+/*
+reduce -- sums in a fixed order.
+  column_sum   db[c] += sum_n dout[n,c]                 bias gradient: dout (N,C) bf16 or f32, db (1,C) f32
+  sum          *out += scale * sum_i x[i]               losses: x f32 of any shape
+  global_norm  *out = sqrt(sum_i x[i]^2)                gradients: x f32 (1,n); squares and sums in f32 on CUDA blocks,
+                                                        partial sums added in double
+  numerics  deterministic: the order depends only on the shape
+  errors    aborts on a shape or dtype mismatch
+  scratch   partial sums, see OpLimits
+  tests     test_ops.c reduce
+*/
+#ifndef LLMC_OPS_REDUCE_H
+#define LLMC_OPS_REDUCE_H
+
+#include "../tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+void column_sum_cpu (Device *d, Tensor db, Tensor dout);
+void column_sum_cuda(Device *d, Tensor db, Tensor dout);
+void sum_cpu (Device *d, float *out, Tensor x, float scale);
+void sum_cuda(Device *d, float *out, Tensor x, float scale);
+void global_norm_cpu (Device *d, float *out, Tensor x);
+void global_norm_cuda(Device *d, float *out, Tensor x);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

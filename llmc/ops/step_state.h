@@ -1,0 +1,41 @@
+/*
+step_state -- everything that changes from micro-step to micro-step, in one struct in device memory: kernels read it
+through a pointer, so the same recorded launches serve every step. The host writes the first group before each
+micro-step; step_decide fills the second group once per optimizer step, and the host reads it back after the update.
+
+step_decide(state): skip = loss or grad_norm not finite, or above its limit; grad_scale = min(1, grad_clip / grad_norm),
+or 1 when grad_clip is 0.
+  tests     test_ops.c step_decide
+*/
+#ifndef LLMC_OPS_STEP_STATE_H
+#define LLMC_OPS_STEP_STATE_H
+
+#include "../device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    int64_t token_base;          // place of this micro-batch's first token in the step's global batch
+    uint32_t step;               // optimizer step from 0: counter word of every random draw
+    float lr;                    // learning rate of this step
+    float bias_correction1;      // 1 - beta1^(step+1)
+    float bias_correction2;      // 1 - beta2^(step+1)
+    float grad_clip;             // largest global gradient norm; 0: no clipping
+    float loss_limit;            // guard: skip the update above this loss (infinity: never)
+    float grad_norm_limit;       // guard: skip the update above this norm (infinity: never)
+    float loss;                  // mean over the step's tokens, accumulated over micro-steps from 0
+    float grad_norm;             // of the whole gradient, before clipping
+    float grad_scale;            // factor that clips
+    int32_t skip;                // 1: the update is not applied
+    int32_t nonfinite;           // 1: loss or norm was not finite
+} StepState;
+
+void step_decide_cpu(Device *d, StepState *state);
+void step_decide_cuda(Device *d, StepState *state);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
