@@ -1,6 +1,6 @@
 /*
-common -- logging, the three kinds of error, allocation that cannot fail, and small files. Contracts in common.h.
-It is not a place for anything that knows a tensor, a device or a model.
+common -- logging, the three kinds of error, allocation that cannot fail, and small files.
+The contracts are in common.h. Not a place for anything that knows a tensor, a device or a model.
 */
 #include "common.h"
 
@@ -14,9 +14,7 @@ It is not a place for anything that knows a tensor, a device or a model.
 #include <time.h>
 #include <unistd.h>
 
-static struct {
-    int rank, size;
-} world = {0, 1};
+static struct { int rank, size; } world = {0, 1};
 
 static void (*die_hook)(ExitCode code, const char *message);
 
@@ -128,7 +126,8 @@ char *format_string(const char *format, ...) {
 int edit_distance(const char *a, const char *b, int limit) {
     int na = (int)strlen(a), nb = (int)strlen(b);
     if (abs(na - nb) >= limit) return limit;
-    int *row = (int *)xmalloc(((size_t)nb + 1) * sizeof(int));   // distances of a's prefix to every prefix of b
+    // row[j]: distance of the prefix of a seen so far to the first j letters of b
+    int *row = (int *)xmalloc(((size_t)nb + 1) * sizeof(int));
     for (int j = 0; j <= nb; j++) row[j] = j;
     for (int i = 1; i <= na; i++) {
         int diagonal = row[0];
@@ -168,8 +167,9 @@ char *read_text_file(const char *path, const char *what, size_t *bytes) {
 
 void make_directory(const char *path, const char *what) {
     char *prefix = xstrdup(path);
-    for (char *end = prefix; end; ) {
-        end = strchr(end + 1, '/');   // each parent in turn, then, with no slash left, the path itself
+    // Each parent in turn; with no slash left, the path itself.
+    for (char *end = *prefix ? prefix : NULL; end;) {
+        end = strchr(end + 1, '/');
         if (end) *end = '\0';
         if (mkdir(prefix, 0777) != 0 && errno != EEXIST) {
             die(EXIT_DATA, "cannot create %s '%s': %s: %s", what, path, prefix, strerror(errno));
@@ -193,7 +193,8 @@ double now_ms(void) {
     return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
-/* crc_tables[k][b] is the CRC of byte b followed by k zero bytes: eight bytes a step, for checkpoints of gigabytes. */
+/* crc_tables[k][b] is the CRC of byte b followed by k zero bytes. Eight bytes a step, because
+   checkpoints have gigabytes. */
 static uint32_t crc_tables[8][256];
 
 static void fill_crc_tables(void) {

@@ -2,21 +2,21 @@
 test -- the harness of every test program, in C11 and C++17. One header, no library.
 
     #include "test.h"
-    CASE(scale_of_zero_block) {                       // registers itself; cases run in the order of the file
+    CASE(scale_of_zero_block) {   // registers itself; cases run in the order of the file
         EXPECT(scale == 0, "block %d: scale %g", b, scale);
         EXPECT_EQ_I64(got, want, "row %d", row);
-        EXPECT_NEAR(got, want, 1e-6, "element %d", i);            // |got - want| <= tolerance; NaN fails
-        EXPECT_BITS(got, want, bytes, "codes of layer %d", l);    // pointers; prints the first bad byte
-        EXPECT_DIES(EXIT_CONFIG, "model.dim", config_load(path));  // in a child: exit code and text on stderr
+        EXPECT_NEAR(got, want, 1e-6, "element %d", i);   // |got - want| <= 1e-6; NaN fails
+        EXPECT_BITS(got, want, bytes, "codes");          // pointers; prints the first bad byte
+        EXPECT_DIES(EXIT_CONFIG, "model.dim", config_load(path));   // exit code, text on stderr
         EXPECT_ABORTS("rows", tensor_expect(t, "x", DT_F32, 1, 2));   // a CHECK
-        REQUIRE(p != NULL, "...");                    // as EXPECT, and leaves the case when it fails
+        REQUIRE(p != NULL, "no row");   // as EXPECT, and leaves the case when it fails
     }
-    TEST_MAIN_END                                     // or an own main() that calls test_run(argc, argv)
+    TEST_MAIN_END                       // or an own main() that calls test_run(argc, argv)
 
-The format and its values may be left out. A case counts once, however many expectations fail in it; the first
-failures are printed. An argument runs only the cases whose name contains it. The program ends with `N passed, N failed`
-alone on a line and status 0 or 1. EXPECT_DIES forks: neither CUDA nor MPI works in its statement, and OpenMP
-runs on one thread there.
+The format and its values may be left out. A case counts once, however many expectations fail in
+it; the first failures are printed. An argument runs only the cases whose name contains it. The
+program ends with `N passed, N failed` alone on a line and status 0 or 1. EXPECT_DIES forks:
+neither CUDA nor MPI works in its statement, and OpenMP runs on one thread there.
 */
 #ifndef TEST_TEST_H
 #define TEST_TEST_H
@@ -39,15 +39,18 @@ runs on one thread there.
 
 enum {
     TEST_MAX_CASES = 512,
-    TEST_PRINTED_FAILURES = 5,     // per case; the rest is only counted
-    TEST_DEATH_SECONDS = 60,       // a statement of EXPECT_DIES that hangs is ended after this
-    TEST_RETURNED = 199            // exit code of a child whose statement came back
+    TEST_PRINTED_FAILURES = 5,   // per case; the rest is only counted
+    TEST_DEATH_SECONDS = 60,     // a statement of EXPECT_DIES that hangs is ended after this
+    TEST_RETURNED = 199          // exit code of a child whose statement came back
 };
 
 static struct {
-    struct { const char *name; void (*run)(void); } cases[TEST_MAX_CASES];
+    struct {
+        const char *name;
+        void (*run)(void);
+    } cases[TEST_MAX_CASES];
     int num_cases;
-    int failures;                  // in the case that runs
+    int failures;   // in the case that runs
     char temp_dir[256];
 } test_state;
 
@@ -60,25 +63,29 @@ static inline void test_register(const char *name, void (*run)(void)) {
     test_state.cases[test_state.num_cases++].run = run;
 }
 
-#define CASE(name)                                                          \
-    static void test_case_##name(void);                                     \
-    __attribute__((constructor)) static void test_register_##name(void) {   \
-        test_register(#name, test_case_##name);                             \
-    }                                                                       \
+#define CASE(name)                                                                                 \
+    static void test_case_##name(void);                                                            \
+    __attribute__((constructor)) static void test_register_##name(void) {                          \
+        test_register(#name, test_case_##name);                                                    \
+    }                                                                                              \
     static void test_case_##name(void)
 
-/* One failed expectation: `head` says what was compared, the format what it was about. */
-static inline void test_failed(const char *file, int line, const char *head, const char *format, va_list args) {
+/* One failed expectation: `head` says what was compared, the format what it was about. The macros
+   put a space before the format, so that it is never empty. */
+static inline void test_failed(const char *file, int line, const char *head, const char *format,
+                               va_list args) {
     if (test_state.failures++ >= TEST_PRINTED_FAILURES) return;
     printf("  %s:%d: %s", file, line, head);
-    vprintf(format, args);   // " " or " text": the macros put a space first, so that it is never empty
+    vprintf(format, args);
     printf("\n");
     fflush(stdout);
 }
 
 /* Each of these is 1 where the expectation held. */
-#define TEST_FORMAT(format_at) __attribute__((format(printf, format_at, (format_at) + 1))) static inline
-TEST_FORMAT(5) int test_true(int passed, const char *text, const char *file, int line, const char *format, ...) {
+#define TEST_FORMAT(format_at)                                                                     \
+    __attribute__((format(printf, format_at, (format_at) + 1))) static inline
+TEST_FORMAT(5)
+int test_true(int passed, const char *text, const char *file, int line, const char *format, ...) {
     if (passed) return 1;
     char head[512];
     snprintf(head, sizeof(head), "not true: %s", text);
@@ -89,8 +96,9 @@ TEST_FORMAT(5) int test_true(int passed, const char *text, const char *file, int
     return 0;
 }
 
-TEST_FORMAT(6) int test_equal(int64_t got, int64_t want, const char *text, const char *file, int line,
-                              const char *format, ...) {
+TEST_FORMAT(6)
+int test_equal(int64_t got, int64_t want, const char *text, const char *file, int line,
+               const char *format, ...) {
     if (got == want) return 1;
     char head[512];
     snprintf(head, sizeof(head), "%s is %lld, want %lld", text, (long long)got, (long long)want);
@@ -101,13 +109,16 @@ TEST_FORMAT(6) int test_equal(int64_t got, int64_t want, const char *text, const
     return 0;
 }
 
-typedef struct { double got, want, tolerance; } TestNear;
-TEST_FORMAT(5) int test_near(TestNear n, const char *text, const char *file, int line, const char *format, ...) {
+typedef struct {
+    double got, want, tolerance;
+} TestNear;
+TEST_FORMAT(5)
+int test_near(TestNear n, const char *text, const char *file, int line, const char *format, ...) {
     double distance = fabs(n.got - n.want);
     if (distance <= n.tolerance || n.got == n.want) return 1;   // the second for equal infinities
     char head[512];
-    snprintf(head, sizeof(head), "%s is %.9g, want %.9g, off by %.3g (tolerance %.3g)", text, n.got, n.want,
-             distance, n.tolerance);
+    snprintf(head, sizeof(head), "%s is %.9g, want %.9g, off by %.3g (tolerance %.3g)", text, n.got,
+             n.want, distance, n.tolerance);
     va_list args;
     va_start(args, format);
     test_failed(file, line, head, format, args);
@@ -115,8 +126,12 @@ TEST_FORMAT(5) int test_near(TestNear n, const char *text, const char *file, int
     return 0;
 }
 
-typedef struct { const void *got, *want; size_t bytes; } TestBits;
-TEST_FORMAT(5) int test_bits(TestBits b, const char *text, const char *file, int line, const char *format, ...) {
+typedef struct {
+    const void *got, *want;
+    size_t bytes;
+} TestBits;
+TEST_FORMAT(5)
+int test_bits(TestBits b, const char *text, const char *file, int line, const char *format, ...) {
     if (b.bytes == 0 || memcmp(b.got, b.want, b.bytes) == 0) return 1;
     const uint8_t *got = (const uint8_t *)b.got, *want = (const uint8_t *)b.want;
     size_t first = 0, differing = 0;
@@ -127,8 +142,8 @@ TEST_FORMAT(5) int test_bits(TestBits b, const char *text, const char *file, int
         }
     }
     char head[512];
-    snprintf(head, sizeof(head), "%s: byte %zu is 0x%02x, want 0x%02x; %zu of %zu bytes differ", text, first,
-             got[first], want[first], differing, b.bytes);
+    snprintf(head, sizeof(head), "%s: byte %zu is 0x%02x, want 0x%02x; %zu of %zu bytes differ",
+             text, first, got[first], want[first], differing, b.bytes);
     va_list args;
     va_start(args, format);
     test_failed(file, line, head, format, args);
@@ -137,8 +152,9 @@ TEST_FORMAT(5) int test_bits(TestBits b, const char *text, const char *file, int
 }
 
 #define TEST_HERE __FILE__, __LINE__
-#define EXPECT(condition, ...) ((void)test_true(!!(condition), #condition, TEST_HERE, " " __VA_ARGS__))
-#define EXPECT_EQ_I64(got, want, ...) \
+#define EXPECT(condition, ...)                                                                     \
+    ((void)test_true(!!(condition), #condition, TEST_HERE, " " __VA_ARGS__))
+#define EXPECT_EQ_I64(got, want, ...)                                                              \
     ((void)test_equal((int64_t)(got), (int64_t)(want), #got, TEST_HERE, " " __VA_ARGS__))
 #define EXPECT_NEAR(got, want, tolerance, ...)                                                     \
     do {                                                                                           \
@@ -157,15 +173,24 @@ TEST_FORMAT(5) int test_bits(TestBits b, const char *text, const char *file, int
 
 // --- statements that end the process ---
 
-typedef struct { pid_t pid; int stderr_fd; } TestChild;
+typedef struct {
+    pid_t pid;
+    int stderr_fd;
+} TestChild;
 
 /* Forks; the child's stderr goes into a pipe and its stdout nowhere. */
 static inline TestChild test_fork(void) {
     int ends[2];
     fflush(NULL);
-    if (pipe(ends) != 0) { perror("pipe"); exit(1); }
+    if (pipe(ends) != 0) {
+        perror("pipe");
+        exit(1);
+    }
     TestChild child = {fork(), ends[0]};
-    if (child.pid < 0) { perror("fork"); exit(1); }
+    if (child.pid < 0) {
+        perror("fork");
+        exit(1);
+    }
     if (child.pid > 0) {
         close(ends[1]);
         return child;
@@ -201,14 +226,15 @@ static inline int test_wait(TestChild child, char *text, size_t text_bytes) {
     return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
-static inline void test_expect_death(TestChild child, int want_code, const char *want_text, const char *file,
-                                     int line) {
+static inline void test_expect_death(TestChild child, int want_code, const char *want_text,
+                                     const char *file, int line) {
     static char text[1 << 15];
     int code = test_wait(child, text, sizeof(text));
     if (code == want_code && strstr(text, want_text)) return;
     if (test_state.failures++ >= TEST_PRINTED_FAILURES) return;
-    printf("  %s:%d: want exit code %d and \"%s\" on stderr, got %s%d:\n%s\n", file, line, want_code, want_text,
-           code == TEST_RETURNED ? "a statement that returned, " : "", code, text);
+    printf("  %s:%d: want exit code %d and \"%s\" on stderr, got %s%d:\n%s\n", file, line,
+           want_code, want_text, code == TEST_RETURNED ? "a statement that returned, " : "", code,
+           text);
 }
 
 #define EXPECT_DIES(exit_code, substring, ...)                                                     \
@@ -224,7 +250,8 @@ static inline void test_expect_death(TestChild child, int want_code, const char 
 
 // --- scratch files and the runner ---
 
-static inline int test_remove_entry(const char *path, const struct stat *info, int type, struct FTW *walk) {
+static inline int test_remove_entry(const char *path, const struct stat *info, int type,
+                                    struct FTW *walk) {
     (void)info, (void)type, (void)walk;
     return remove(path);
 }
@@ -233,8 +260,12 @@ static inline int test_remove_entry(const char *path, const struct stat *info, i
 static inline const char *test_temp_dir(void) {
     if (test_state.temp_dir[0]) return test_state.temp_dir;
     const char *base = getenv("TMPDIR");
-    snprintf(test_state.temp_dir, sizeof(test_state.temp_dir), "%s/test_XXXXXX", base ? base : "/tmp");
-    if (!mkdtemp(test_state.temp_dir)) { perror(test_state.temp_dir); exit(1); }
+    snprintf(test_state.temp_dir, sizeof(test_state.temp_dir), "%s/test_XXXXXX",
+             base ? base : "/tmp");
+    if (!mkdtemp(test_state.temp_dir)) {
+        perror(test_state.temp_dir);
+        exit(1);
+    }
     return test_state.temp_dir;
 }
 
@@ -248,21 +279,24 @@ static inline int test_run(int argc, char **argv) {
         clock_gettime(CLOCK_MONOTONIC, &begin);
         test_state.cases[i].run();
         clock_gettime(CLOCK_MONOTONIC, &end);
-        double ms = (double)(end.tv_sec - begin.tv_sec) * 1e3 + (double)(end.tv_nsec - begin.tv_nsec) * 1e-6;
+        double ms = (double)(end.tv_sec - begin.tv_sec) * 1e3 +
+                    (double)(end.tv_nsec - begin.tv_nsec) * 1e-6;
         int hidden = test_state.failures - TEST_PRINTED_FAILURES;
         if (hidden > 0) printf("  and %d more\n", hidden);
-        printf("%s %s (%.0f ms)\n", test_state.failures ? "FAIL" : "ok  ", test_state.cases[i].name, ms);
+        printf("%s %s (%.0f ms)\n", test_state.failures ? "FAIL" : "ok  ", test_state.cases[i].name,
+               ms);
         fflush(stdout);
         if (test_state.failures) failed++;
         else passed++;
     }
-    if (test_state.temp_dir[0]) nftw(test_state.temp_dir, test_remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+    if (test_state.temp_dir[0])
+        nftw(test_state.temp_dir, test_remove_entry, 16, FTW_DEPTH | FTW_PHYS);
     if (passed + failed == 0) printf("no case's name contains \"%s\"\n", filter);
     printf("%d passed, %d failed\n", passed, failed);
     return failed > 0 || passed == 0;
 }
 
-#define TEST_MAIN_END \
+#define TEST_MAIN_END                                                                              \
     int main(int argc, char **argv) { return test_run(argc, argv); }
 
 #endif
