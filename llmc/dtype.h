@@ -1,6 +1,6 @@
 /*
 dtype -- number types and their exact conversion and rounding. This is the oracle: written for reading, one
-value at a time; what must be fast (ops/*.c, ops/*.cu) has its own code and is tested against this bit for bit.
+value at a time; what must be fast (the files of ops/) has its own code and is tested against this bit for bit.
   source  OCP 8-bit floating point and Microscaling (MX) specifications v1.0; numerics.md 1.1-1.4; PTX ISA, cvt
 */
 #ifndef LLMC_DTYPE_H

@@ -83,7 +83,9 @@ void param_table_seal(ParamTable *t, DType dtype);
 void param_table_place(ParamTable *t, Arena *parameters, Arena *gradients, Arena *optimizer, int train);
 Param *param_table_find(ParamTable *t, const char *name);   // NULL if absent
 int64_t param_table_true_count(const ParamTable *t);        // parameters as published: no padding
-/* Fills masters from the seed (same values on every machine: made on the host), then `value` by nearest even. */
+/* Writes one parameter's master from host memory (padded_rows, cols), and its `value` by nearest even. */
+void param_table_upload(ParamTable *t, Device *d, const Param *p, const float *master);
+/* Fills masters and values from the seed (made on the host: the same on every machine) and zeroes m and v. */
 void param_table_init(ParamTable *t, Device *d, uint64_t seed);
 
 #ifdef __cplusplus
