@@ -5,8 +5,8 @@ rank 0 reports for all.
 */
 #include "test.h"
 
-#include "comm.h"
-#include "common.h"
+#include "../llmc/comm.h"
+#include "../llmc/common.h"
 
 static Comm *comm;
 
@@ -69,13 +69,15 @@ CASE(sum_keeps_nan_and_infinity) {
 }
 
 CASE(maximum) {
-    float data[4] = {(float)comm->rank, -(float)comm->rank - 1.0f, -INFINITY, 0.0f};
+    float data[5] = {(float)comm->rank, -(float)comm->rank - 1.0f, -INFINITY, 0.0f, 0.0f};
     if (comm->rank == 0) data[3] = NAN;
-    comm->all_reduce(comm, data, 4, COMM_MAX);
+    if (comm->rank == comm->size - 1) data[4] = NAN;
+    comm->all_reduce(comm, data, 5, COMM_MAX);
     EXPECT_NEAR(data[0], comm->size - 1, 0.0);
     EXPECT_NEAR(data[1], -1.0, 0.0);
     EXPECT_NEAR(data[2], -INFINITY, 0.0);
-    EXPECT(isnan(data[3]), "a NaN of one rank was lost: %g", data[3]);
+    EXPECT(isnan(data[3]), "the first rank's NaN was lost: %g", data[3]);
+    EXPECT(isnan(data[4]), "the last rank's NaN was lost: %g", data[4]);
 }
 
 CASE(broadcast_from_rank_0) {
