@@ -1,0 +1,113 @@
+/* outfile -- write, sync, rename and remove, each checked; see outfile.h. */
+#include "outfile.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "common.h"
+
+static OutFile open_file(const char *path, const char *what, int flags) {
+    signal(SIGXFSZ, SIG_IGN);
+    OutFile f = {.fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | flags, 0666), .what = what};
+    if (f.fd < 0) die(EXIT_DATA, "%s: cannot create '%s': %s", what, path, strerror(errno));
+    f.path = xstrdup(path);
+    return f;
+}
+
+OutFile outfile_create(const char *path, const char *what) {
+    return open_file(path, what, O_TRUNC);
+}
+
+OutFile outfile_append(const char *path, const char *what) {
+    return open_file(path, what, O_APPEND);
+}
+
+void outfile_write(OutFile *f, const void *data, size_t bytes) {
+    const char *p = (const char *)data;
+    for (size_t left = bytes; left > 0;) {
+        ssize_t written = write(f->fd, p, left);
+        if (written < 0 && errno == EINTR) continue;
+        if (written < 0) {
+            die(EXIT_DATA, "%s: cannot write '%s' after %lld bytes: %s", f->what, f->path,
+                (long long)f->bytes, strerror(errno));
+        }
+        f->crc = crc32_update(f->crc, p, (size_t)written);
+        f->bytes += written;
+        p += written;
+        left -= (size_t)written;
+    }
+}
+
+/* Pipes, devices and some network directories cannot be synced and say EINVAL; nothing is lost. */
+static void sync_or_die(int fd, const char *path, const char *what) {
+    if (fsync(fd) != 0 && errno != EINVAL) {
+        die(EXIT_DATA, "%s: cannot flush '%s' to disk: %s", what, path, strerror(errno));
+    }
+}
+
+void outfile_close(OutFile *f) {
+    sync_or_die(f->fd, f->path, f->what);
+    if (close(f->fd) != 0) {
+        die(EXIT_DATA, "%s: cannot close '%s': %s", f->what, f->path, strerror(errno));
+    }
+    f->fd = -1;
+    free(f->path);
+    f->path = NULL;
+}
+
+void outfile_rename(const char *from, const char *to, const char *what) {
+    if (rename(from, to) != 0) {
+        die(EXIT_DATA, "%s: cannot rename '%s' to '%s': %s", what, from, to, strerror(errno));
+    }
+}
+
+void outfile_sync_directory(const char *path, const char *what) {
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) die(EXIT_DATA, "%s: cannot open '%s': %s", what, path, strerror(errno));
+    sync_or_die(fd, path, what);
+    close(fd);
+}
+
+void outfile_replace(const char *path, const char *what, const char *data, size_t bytes) {
+    char *temporary = format_string("%s.tmp", path);
+    OutFile f = outfile_create(temporary, what);
+    outfile_write(&f, data, bytes);
+    outfile_close(&f);
+    outfile_rename(temporary, path, what);
+    free(temporary);
+
+    const char *slash = strrchr(path, '/');
+    char *parent = slash ? format_string("%.*s", (int)(slash - path + 1), path) : xstrdup(".");
+    outfile_sync_directory(parent, what);
+    free(parent);
+}
+
+static void remove_entries(const char *path, const char *what) {
+    DIR *dir = opendir(path);
+    if (!dir) die(EXIT_DATA, "%s: cannot open '%s': %s", what, path, strerror(errno));
+    struct dirent *entry;
+    while ((entry = readdir(dir)) != NULL) {
+        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
+        char *child = format_string("%s/%s", path, entry->d_name);
+        outfile_remove_tree(child, what);
+        free(child);
+    }
+    closedir(dir);
+}
+
+void outfile_remove_tree(const char *path, const char *what) {
+    struct stat info;
+    // lstat: a link is removed, never followed.
+    int found = lstat(path, &info) == 0;
+    if (!found && errno == ENOENT) return;
+    if (found && S_ISDIR(info.st_mode)) remove_entries(path, what);
+    if (remove(path) != 0) {
+        die(EXIT_DATA, "%s: cannot remove '%s': %s", what, path, strerror(errno));
+    }
+}
