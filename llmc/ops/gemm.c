@@ -1,0 +1,118 @@
+/*
+gemm -- CPU reference of gemm.h: threads share the rows of d in panels, each panel is one
+single-threaded f32 product (sgemm_one_thread). Panels depend on the shape alone, so the result
+does not depend on the number of threads.
+*/
+#include "gemm.h"
+
+#include "row_io.h"
+#include "scratch_cpu.h"
+
+enum { PANEL = 64 };   // rows of d in one product
+
+void gemm_check(Tensor d, const QOperand *a, const QOperand *b, GemmEpilogue epilogue) {
+    CHECK(a->form == b->form, "gemm operands have forms %d and %d", (int)a->form, (int)b->form);
+    CHECK(a->k == b->k, "gemm contraction: a has k %lld, b %lld", (long long)a->k,
+          (long long)b->k);
+    if (a->form == FORM_VALUES) {
+        CHECK(a->dtype == b->dtype && (a->dtype == DT_BF16 || a->dtype == DT_F32),
+              "gemm operands are %s and %s; both must be bf16, or both f32",
+              dtype_info[a->dtype].name, dtype_info[b->dtype].name);
+    }
+    expect_bf16_or_f32(d, "gemm d");
+    tensor_expect(d, "gemm d", d.dtype, a->rows, b->rows);
+    if (!tensor_empty(epilogue.bias))
+        tensor_expect(epilogue.bias, "gemm bias", d.dtype, 1, b->rows);
+    CHECK(!epilogue.accumulate || d.dtype == DT_F32, "gemm accumulates into %s, not f32",
+          dtype_info[d.dtype].name);
+}
+
+size_t gemm_scratch_cpu(int64_t n, int64_t k, int64_t b_count) {
+    int64_t panel = PANEL * (round_up(k, ROW_ALIGN) + round_up(n, ROW_ALIGN));
+    int64_t count = omp_get_max_threads() * panel + b_count;
+    return (size_t)count * sizeof(float);
+}
+
+static Tensor operand_values(const QOperand *q) {
+    return q->k_contiguous ? tensor_view(q->data, q->dtype, q->rows, q->k)
+                           : tensor_view(q->data, q->dtype, q->k, q->rows);
+}
+
+/* Tensor decode scales and constant of the formula; 1 for plain operands. */
+static float product_alpha(const QOperand *a, const QOperand *b) {
+    if (!a->amax && !b->amax) return 1.0f;
+    float alpha = 1.0f;
+    if (a->amax) alpha *= *a->amax;
+    if (b->amax) alpha *= *b->amax;
+    return alpha * operand_alpha_mult(a, b);
+}
+
+/* A matrix in f32, as sgemm_one_thread takes it. */
+typedef struct {
+    const float *data;
+    int64_t stride;
+} Matrix;
+
+/* All of operand b; a bf16 operand is copied to `copy`. */
+static Matrix whole_operand(const QOperand *b, float *copy) {
+    Tensor values = operand_values(b);
+    Matrix m = {(const float *)values.data, values.cols};
+    if (values.dtype == DT_F32) return m;
+    int64_t total = tensor_count(values);
+#pragma omp parallel for
+    for (int64_t first = 0; first < total; first += SPAN)
+        load_span(copy + first, values, first, min_i64(SPAN, total - first));
+    m.data = copy;
+    return m;
+}
+
+/* Rows [row, row + rows) of operand a in its own layout, (rows,k) or (k,rows). */
+static Matrix operand_panel(const QOperand *a, int64_t row, int64_t rows, float *copy) {
+    Tensor values = operand_values(a);
+    if (values.dtype == DT_F32) {
+        Matrix in_place = {(const float *)values.data + (a->k_contiguous ? row * a->k : row),
+                           values.cols};
+        return in_place;
+    }
+    Block k_contiguous = {row, rows, 0, a->k}, k_strided = {0, a->k, row, rows};
+    Block block = a->k_contiguous ? k_contiguous : k_strided;
+    load_block(copy, values, block);
+    Matrix m = {copy, block.cols};
+    return m;
+}
+
+/* Adds the bias to `rows` rows of sums (rows,N) and stores them as rows [row, ...) of d. */
+static void finish_panel(Tensor d, int64_t row, int64_t rows, float *sums, Tensor bias) {
+    for (int64_t c = 0; !tensor_empty(bias) && c < d.cols; c += SPAN) {
+        float span[SPAN];
+        int64_t count = min_i64(SPAN, d.cols - c);
+        load_span(span, bias, c, count);
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t i = 0; i < count; i++) sums[r * d.cols + c + i] += span[i];
+    }
+    if (d.dtype == DT_BF16) store_span(d, row * d.cols, sums, rows * d.cols);
+}
+
+void gemm_cpu(Device *dev, Tensor d, const QOperand *a, const QOperand *b, GemmEpilogue epilogue) {
+    gemm_check(d, a, b, epilogue);
+    CHECK(a->form == FORM_VALUES, "the CPU multiplies decoded values, not packed codes");
+    int64_t M = a->rows, N = b->rows, K = a->k;
+    int64_t b_count = b->dtype == DT_BF16 ? N * K : 0;
+    float *scratch = (float *)device_scratch(dev, gemm_scratch_cpu(N, K, b_count));
+    float *panels = scratch + b_count;
+    int64_t panel_a = PANEL * round_up(K, ROW_ALIGN);
+    int64_t panel_stride = panel_a + PANEL * round_up(N, ROW_ALIGN);
+    Matrix b_values = whole_operand(b, scratch);
+    float alpha = product_alpha(a, b), beta = epilogue.accumulate ? 1.0f : 0.0f;
+#pragma omp parallel for
+    for (int64_t row = 0; row < M; row += PANEL) {
+        int64_t rows = min_i64(PANEL, M - row);
+        float *copy = panels + panel_stride * omp_get_thread_num();
+        float *sums = d.dtype == DT_F32 ? (float *)d.data + row * N : copy + panel_a;
+        Matrix a_values = operand_panel(a, row, rows, copy);
+        SgemmShape shape = {!a->k_contiguous, b->k_contiguous, rows,  N,   K, a_values.stride,
+                            b_values.stride,  N,               alpha, beta};
+        sgemm_one_thread(shape, a_values.data, b_values.data, sums);
+        finish_panel(d, row, rows, sums, epilogue.bias);
+    }
+}

@@ -1,0 +1,54 @@
+/*
+ops_cpu -- the table of CPU references, and how much scratch they need for given sizes.
+*/
+#include "common.h"
+#include "ops.h"
+#include "ops/scratch_cpu.h"
+
+/* Ops run one after the other and share the scratch area: the largest need counts. */
+static size_t scratch_bytes(const OpLimits *l) {
+    int64_t max_cols = max_i64(l->max_cols, l->padded_vocab);
+    int64_t max_k = max_i64(max_cols, l->tokens);   // the contraction of wgrad runs over tokens
+    int64_t max_b = max_i64(l->max_weight, l->tokens * l->max_cols);
+    const size_t needs[] = {
+        layernorm_scratch_cpu(l->max_cols),
+        rmsnorm_scratch_cpu(l->max_cols),
+        column_sum_scratch_cpu(max_cols),
+        cross_entropy_scratch_cpu(l->padded_vocab),
+        attention_scratch_cpu(l->attention),
+        gemm_scratch_cpu(max_cols, max_k, max_b),
+    };
+    size_t most = 0;
+    for (int i = 0; i < ARRAY_LEN(needs); i++) most = needs[i] > most ? needs[i] : most;
+    return most;
+}
+
+const Ops ops_cpu = {
+    .name = "cpu",
+    .attention_name = "blocked CPU",
+    .scratch_bytes = scratch_bytes,
+    .embedding_forward = embedding_forward_cpu,
+    .embedding_backward = embedding_backward_cpu,
+    .norm =
+        {
+            [NORM_LAYERNORM] = {layernorm_forward_cpu, layernorm_backward_cpu},
+            [NORM_RMSNORM] = {rmsnorm_forward_cpu, rmsnorm_backward_cpu},
+        },
+    .rope_forward = rope_forward_cpu,
+    .rope_backward = rope_backward_cpu,
+    .attention_forward = attention_forward_cpu,
+    .attention_backward = attention_backward_cpu,
+    .activation_forward = activation_forward_cpu,
+    .activation_backward = activation_backward_cpu,
+    .residual_forward = residual_forward_cpu,
+    .cross_entropy = cross_entropy_cpu,
+    .amax_pair = amax_pair_cpu,
+    .quantize_pair = quantize_pair_cpu,
+    .hadamard = hadamard_cpu,
+    .gemm = gemm_cpu,
+    .column_sum = column_sum_cpu,
+    .sum = sum_cpu,
+    .global_norm = global_norm_cpu,
+    .step_decide = step_decide_cpu,
+    .adamw = adamw_cpu,
+};
