@@ -1,0 +1,113 @@
+/* block -- the residual branch that all block kinds share; see block.h. */
+#include "block.h"
+
+#include <math.h>
+
+#include "../common.h"
+
+const BlockKind *const block_kinds[] = {&block_attn, &block_mlp, NULL};
+
+const BlockKind *block_kind_of(char symbol) {
+    for (int i = 0; block_kinds[i]; i++) {
+        if (block_kinds[i]->symbol == symbol) return block_kinds[i];
+    }
+    return NULL;
+}
+
+/* Output projections start smaller, by 1 / sqrt(residual additions), so that the residual stream's variance does not
+   grow with depth. Source: Radford et al. 2019, section 2.3. */
+static float out_std(const ModelConfig *m) {
+    int residual_adds = m->pattern[0] ? m->layers : 2 * m->layers;
+    return m->init_std / sqrtf((float)residual_adds);
+}
+
+void block_declare(Block *b, const BlockKind *kind, const ModelConfig *m, int index, ParamTable *t) {
+    char name[96];
+    b->kind = kind;
+    b->model = m;
+    b->index = index;
+    snprintf(name, sizeof(name), "blocks.%d.%s_norm.weight", index, kind->name);
+    b->norm_weight = param_table_add(t, name, 1, m->dim, 1, 0, INIT_ONE, 0);
+    b->norm_bias = -1;
+    if (m->norm == NORM_LAYERNORM) {
+        snprintf(name, sizeof(name), "blocks.%d.%s_norm.bias", index, kind->name);
+        b->norm_bias = param_table_add(t, name, 1, m->dim, 1, 0, INIT_ZERO, 0);
+    }
+    snprintf(name, sizeof(name), "blocks.%d.%s.%s", index, kind->name, kind->in_name);
+    linear_declare(&b->in, t, name, m->dim, kind->in_cols(m), m->bias, m->init_std);
+    snprintf(name, sizeof(name), "blocks.%d.%s.%s", index, kind->name, kind->out_name);
+    linear_declare(&b->out, t, name, kind->core_cols(m), m->dim, m->bias, out_std(m));
+}
+
+void block_place(Block *b, Arena *saved, int64_t tokens) {
+    const ModelConfig *m = b->model;
+    b->stats.mean = arena_tensor(saved, DT_F32, tokens, 1);
+    b->stats.rstd = arena_tensor(saved, DT_F32, tokens, 1);
+    if (linear_keeps_input(&b->in)) b->norm_out = arena_tensor(saved, m->dtype, tokens, m->dim);
+    b->core_in = arena_tensor(saved, m->dtype, tokens, b->kind->in_cols(m));
+    if (linear_keeps_input(&b->out) || b->kind->backward_reads_output) {
+        b->core_out = arena_tensor(saved, m->dtype, tokens, b->kind->core_cols(m));
+    }
+    linear_place_saved(&b->in, &b->in_saved, saved, tokens);
+    linear_place_saved(&b->out, &b->out_saved, saved, tokens);
+    if (b->kind->place) b->kind->place(b, saved, tokens);
+}
+
+/* The first rows x cols values of `kept`, or of the shared scratch where nothing is kept. */
+static Tensor rows_of(Tensor kept, Tensor scratch, int64_t rows, int64_t cols) {
+    Tensor t = tensor_empty(kept) ? scratch : kept;
+    CHECK(rows * cols <= tensor_count(t), "activation of %lld x %lld does not fit", (long long)rows, (long long)cols);
+    return tensor_view(t.data, t.dtype, rows, cols);
+}
+
+static Tensor param_value(Engine *e, int index) {
+    Tensor none = {0};
+    return index < 0 ? none : e->params->params[index].value;
+}
+
+static Tensor param_grad(Engine *e, int index) {
+    Tensor none = {0};
+    return index < 0 ? none : e->params->params[index].grad;
+}
+
+static NormStats stats_of(const Block *b, int64_t rows) {
+    NormStats stats = {tensor_rows(b->stats.mean, 0, rows), tensor_rows(b->stats.rstd, 0, rows)};
+    return stats;
+}
+
+void block_forward(Engine *e, Block *b, const BlockScratch *s, Tensor out, Tensor x, int T) {
+    const ModelConfig *m = b->model;
+    int64_t N = x.rows;
+    Tensor norm_out = rows_of(b->norm_out, s->norm_out, N, m->dim);
+    Tensor core_in = rows_of(b->core_in, b->core_in, N, b->in.out);
+    Tensor core_out = rows_of(b->core_out, s->core_out, N, b->out.in);
+    Tensor branch_out = rows_of(s->branch_out, s->branch_out, N, m->dim);
+
+    e->ops->norm[m->norm].forward(e->device, norm_out, stats_of(b, N), x, param_value(e, b->norm_weight),
+                                  param_value(e, b->norm_bias), m->norm_eps);
+    QOperand operand = linear_input(e, &b->in, &b->in_saved, norm_out);
+    linear_forward(e, &b->in, core_in, &operand);
+    b->kind->core_forward(e, b, core_out, core_in, T);
+    operand = linear_input(e, &b->out, &b->out_saved, core_out);
+    linear_forward(e, &b->out, branch_out, &operand);
+    e->ops->residual_forward(e->device, out, x, branch_out);
+}
+
+void block_backward(Engine *e, Block *b, const BlockScratch *s, Tensor dx, Tensor x, int T) {
+    const ModelConfig *m = b->model;
+    int64_t N = x.rows;
+    Tensor core_in = rows_of(b->core_in, b->core_in, N, b->in.out);
+    Tensor core_out = rows_of(b->core_out, s->core_out, N, b->out.in);
+    Tensor dcore_out = rows_of(s->dcore_out, s->dcore_out, N, b->out.in);
+    Tensor dcore_in = rows_of(s->dcore_in, s->dcore_in, N, b->in.out);
+    Tensor dnorm_out = rows_of(s->dnorm_out, s->dnorm_out, N, m->dim);
+
+    // out = x + branch_out: dx is already the gradient of both.
+    LinearGrad grad = linear_output_grad(e, &b->out, dx);
+    linear_backward(e, &b->out, dcore_out, &grad, &b->out_saved);      // branch_out = out_linear(core_out)
+    b->kind->core_backward(e, b, dcore_in, dcore_out, core_out, core_in, T);
+    grad = linear_output_grad(e, &b->in, dcore_in);
+    linear_backward(e, &b->in, dnorm_out, &grad, &b->in_saved);        // core_in = in_linear(norm_out)
+    e->ops->norm[m->norm].backward(e->device, dx, param_grad(e, b->norm_weight), param_grad(e, b->norm_bias),
+                                   dnorm_out, x, param_value(e, b->norm_weight), stats_of(b, N));
+}

@@ -1,0 +1,75 @@
+/*
+block -- one residual branch of the model, and what attention and MLP (later Mamba-2) have in common:
+
+    x + out_linear(core(in_linear(norm(x))))
+
+A BlockKind supplies the names, the widths and the core; everything else is here, once. In an ordinary transformer two
+branches, attention and MLP, carry the same block number; with model.pattern each branch is a block of its own.
+
+  shapes    N = B*T rows; x, dx (N,C); core input (N, in_cols); core output (N, core_cols)
+*/
+#ifndef LLMC_BLOCKS_BLOCK_H
+#define LLMC_BLOCKS_BLOCK_H
+
+#include "../config.h"
+#include "../linear.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct Block Block;
+
+typedef struct {
+    char symbol;                 // in model.pattern
+    const char *name;            // "attn": linears are blocks.I.attn.qkv, blocks.I.attn.proj, norm blocks.I.attn_norm
+    const char *in_name, *out_name;
+    int (*in_cols)(const ModelConfig *m);      // columns of the core's input
+    int (*core_cols)(const ModelConfig *m);    // columns of the core's output
+    int backward_reads_output;   // the core's backward needs its output
+    /* Extra saved tensors and constants; may be NULL. `tokens` is the largest micro-batch. */
+    void (*place)(Block *b, Arena *saved, int64_t tokens);
+    void (*core_forward)(Engine *e, Block *b, Tensor out, Tensor in, int T);
+    void (*core_backward)(Engine *e, Block *b, Tensor din, Tensor dout, Tensor out, Tensor in, int T);
+} BlockKind;
+
+extern const BlockKind block_attn, block_mlp;
+extern const BlockKind *const block_kinds[];   // NULL at the end
+const BlockKind *block_kind_of(char symbol);   // NULL if there is none
+
+/* Buffers that live within one branch's forward or backward and are shared by all blocks. */
+typedef struct {
+    Tensor norm_out;             // (N,C)
+    Tensor core_out;             // (N, widest core output)
+    Tensor branch_out;           // (N,C)
+    Tensor dcore_out;            // (N, widest core output)
+    Tensor dcore_in;             // (N, widest core input)
+    Tensor dnorm_out;            // (N,C)
+} BlockScratch;
+
+struct Block {
+    const BlockKind *kind;
+    const ModelConfig *model;
+    int index;                   // block number in names
+    int norm_weight, norm_bias;  // indices in the ParamTable; bias -1: none
+    Linear in, out;
+    LinearSaved in_saved, out_saved;
+    NormStats stats;             // (N,1) each
+    Tensor norm_out;             // (N,C) when in_linear's backward reads it; else empty and scratch is used
+    Tensor core_in;              // (N, in_cols), kept
+    Tensor core_out;             // (N, core_cols) when backward reads it; else empty
+    Tensor lse;                  // attention: (B*NH, T) f32
+    Tensor rope_table;           // attention with rotary positions: (Tmax, HS) f32, shared by all blocks
+};
+
+void block_declare(Block *b, const BlockKind *kind, const ModelConfig *m, int index, ParamTable *t);
+void block_place(Block *b, Arena *saved, int64_t tokens);
+/* out = x + branch(x); out and x are different tensors. */
+void block_forward(Engine *e, Block *b, const BlockScratch *s, Tensor out, Tensor x, int T);
+/* dx holds d loss / d out and becomes d loss / d x. x is the forward's input. */
+void block_backward(Engine *e, Block *b, const BlockScratch *s, Tensor dx, Tensor x, int T);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,363 @@
+/* model -- declaration, memory, forward and backward of the whole network; see model.h. */
+#include "model.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common.h"
+
+enum { VOCAB_ALIGN = 128 };
+
+static const char *const arena_names[NUM_ARENAS] = {
+    "parameters", "gradients", "optimizer", "quantised weights", "saved activations", "scratch activations",
+    "op workspace",
+};
+
+Linear *model_linear(Model *m, int id) {
+    Block *b = &m->blocks[id / 2];
+    return id % 2 ? &b->out : &b->in;
+}
+
+/* --- declaration --- */
+
+/* The branches: the pattern's, or attention and MLP for each layer. Returns their number. */
+static int pattern_branch(const ModelConfig *c, int i, const BlockKind **kind, int *index) {
+    if (c->pattern[0]) {
+        *kind = block_kind_of(c->pattern[i]);
+        *index = i;
+        return (int)strlen(c->pattern);
+    }
+    *kind = i % 2 ? &block_mlp : &block_attn;
+    *index = i / 2;
+    return 2 * c->layers;
+}
+
+static void declare_parameters(Model *m) {
+    const ModelConfig *c = &m->config;
+    ParamTable *t = &m->params;
+    int64_t padded_vocab = round_up(c->vocab, VOCAB_ALIGN);
+    m->embed = param_table_add(t, "embed.tokens.weight", c->vocab, c->dim, padded_vocab, 1, INIT_NORMAL, c->init_std);
+    m->positions = -1;
+    if (c->pos == POS_LEARNED) {
+        m->positions = param_table_add(t, "embed.positions.weight", m->max_T, c->dim, m->max_T, 1, INIT_NORMAL,
+                                       c->init_std);
+    }
+    for (int i = 0; i < m->num_branches; i++) {
+        const BlockKind *kind;
+        int index;
+        pattern_branch(c, i, &kind, &index);
+        block_declare(&m->blocks[i], kind, c, index, t);
+        m->blocks[i].in.id = 2 * i;
+        m->blocks[i].out.id = 2 * i + 1;
+    }
+    m->final_norm_weight = param_table_add(t, "final_norm.weight", 1, c->dim, 1, 0, INIT_ONE, 0);
+    m->final_norm_bias = c->norm == NORM_LAYERNORM ? param_table_add(t, "final_norm.bias", 1, c->dim, 1, 0, INIT_ZERO, 0)
+                                                   : -1;
+    m->head = c->tied ? m->embed : param_table_add(t, "head.weight", c->vocab, c->dim, padded_vocab, 1, INIT_NORMAL,
+                                                   c->init_std);
+    param_table_seal(t, c->dtype);
+}
+
+/* The rules of a run: first and last blocks kept in BF16, then the config's own, which can take that back. */
+static Rule *run_rules(const Model *m, const Config *c, int *count) {
+    int blocks = m->config.layers;
+    int last = c->precision.keep_last;
+    if (last < 0) {
+        float share = c->precision.recipe->keep_last_frac;
+        last = share > 0 ? (int)max_i64(1, lroundf(share * (float)blocks)) : 0;
+    }
+    int ranges[2][2] = {{0, c->precision.keep_first - 1}, {blocks - last, blocks - 1}};
+    Rule *rules = (Rule *)xmalloc((size_t)(2 + c->precision.rules.count) * sizeof(Rule));
+    *count = 0;
+    for (int i = 0; i < 2; i++) {
+        if (ranges[i][0] > ranges[i][1]) continue;
+        Rule *rule = &rules[(*count)++];
+        *rule = rule_default();
+        snprintf(rule->layers, sizeof(rule->layers), "blocks.%d-%d.*", ranges[i][0], ranges[i][1]);
+        rule->recipe = recipe_find("bf16");
+    }
+    for (int i = 0; i < c->precision.rules.count; i++) rules[(*count)++] = c->precision.rules.items[i];
+    return rules;
+}
+
+static void resolve_plans(Model *m, const Config *c) {
+    int num_rules;
+    Rule *rules = run_rules(m, c, &num_rules);
+    for (int id = 0; id < model_num_linears(m); id++) {
+        Linear *l = model_linear(m, id);
+        l->plan = recipe_resolve(c->precision.recipe, rules, num_rules, l->name);
+        const char *error = recipe_error(&l->plan, l->in, l->out, (int64_t)c->batch.micro * c->batch.seq_len);
+        if (!error && linear_quantized_gemms(l)) {
+            error = recipe_error(&l->plan, l->in, l->out, (int64_t)c->eval.micro * c->batch.seq_len);
+        }
+        if (error) die(EXIT_CONFIG, "precision of %s: %s", l->name, error);
+        int is_f32 = l->plan.cell[GEMM_FPROP][SIDE_A].format == FORMAT_F32;
+        if (is_f32 != (m->config.dtype == DT_F32)) {
+            die(EXIT_CONFIG, "precision of %s: recipe f32 and model.dtype f32 belong together; set both or neither",
+                l->name);
+        }
+    }
+    free(rules);
+}
+
+void model_declare(Model *m, const Config *c) {
+    memset(m, 0, sizeof(*m));
+    m->config = c->model;
+    m->max_T = c->batch.seq_len;
+    m->max_tokens = max_i64(c->batch.micro, c->eval.micro) * (int64_t)c->batch.seq_len;
+    m->head_chunks = c->memory.lmhead_chunks;
+    const BlockKind *kind;
+    int index;
+    m->num_branches = pattern_branch(&m->config, 0, &kind, &index);
+    m->blocks = (Block *)xmalloc((size_t)m->num_branches * sizeof(Block));
+    m->residual = (Tensor *)xmalloc((size_t)(m->num_branches + 1) * sizeof(Tensor));
+    declare_parameters(m);
+    resolve_plans(m, c);
+}
+
+/* --- memory --- */
+
+typedef struct { int64_t core_in, core_out, linear; int64_t weight; } Widest;
+
+static Widest widest_of(Model *m) {
+    Widest w = {m->config.dim, m->config.dim, m->config.dim, 0};
+    for (int id = 0; id < model_num_linears(m); id++) {
+        const Linear *l = model_linear(m, id);
+        w.linear = max_i64(w.linear, max_i64(l->in, l->out));
+        w.weight = max_i64(w.weight, (int64_t)l->in * l->out);
+    }
+    for (int i = 0; i < m->num_branches; i++) {
+        w.core_in = max_i64(w.core_in, m->blocks[i].in.out);
+        w.core_out = max_i64(w.core_out, m->blocks[i].out.in);
+    }
+    return w;
+}
+
+static int64_t head_rows(const Model *m) { return ceil_div(m->max_tokens, m->head_chunks); }
+
+static void place_activations(Model *m, Arena *saved, Arena *scratch, int training) {
+    const ModelConfig *c = &m->config;
+    Widest w = widest_of(m);
+    int64_t N = m->max_tokens;
+    for (int i = 0; i <= m->num_branches; i++) m->residual[i] = arena_tensor(saved, c->dtype, N, c->dim);
+    for (int i = 0; i < m->num_branches; i++) block_place(&m->blocks[i], saved, N);
+    m->final_stats.mean = arena_tensor(saved, DT_F32, N, 1);
+    m->final_stats.rstd = arena_tensor(saved, DT_F32, N, 1);
+    m->final_out = arena_tensor(saved, c->dtype, N, c->dim);
+
+    m->scratch.norm_out = arena_tensor(scratch, c->dtype, N, c->dim);
+    m->scratch.core_out = arena_tensor(scratch, c->dtype, N, w.core_out);
+    m->scratch.branch_out = arena_tensor(scratch, c->dtype, N, c->dim);
+    m->engine.row_values = arena_tensor(scratch, DT_BF16, N, w.linear);
+    m->tokens = arena_tensor(scratch, DT_I32, N, 1);
+    m->targets = arena_tensor(scratch, DT_I32, N, 1);
+    m->logits = arena_tensor(scratch, c->dtype, head_rows(m), m->params.params[m->head].padded_rows);
+    m->losses = arena_tensor(scratch, DT_F32, N, 1);
+    m->dresidual = arena_tensor(scratch, c->dtype, N, c->dim);
+    if (!training) return;
+    m->scratch.dcore_out = arena_tensor(scratch, c->dtype, N, w.core_out);
+    m->scratch.dcore_in = arena_tensor(scratch, c->dtype, N, w.core_in);
+    m->scratch.dnorm_out = arena_tensor(scratch, c->dtype, N, c->dim);
+    m->engine.token_values = arena_tensor(scratch, DT_BF16, N, w.linear);
+}
+
+static OpLimits limits_of(Model *m, const Config *c) {
+    Widest w = widest_of(m);
+    OpLimits limits = {
+        .tokens = m->max_tokens, .max_cols = max_i64(w.linear, w.core_in), .max_weight = w.weight,
+        .logits_rows = head_rows(m), .padded_vocab = m->params.params[m->head].padded_rows,
+        .num_elements = m->params.num_elements,
+        .attention = {(int)max_i64(c->batch.micro, c->eval.micro), c->batch.seq_len, c->model.heads, c->model.kv_heads,
+                      c->model.head_dim},
+    };
+    return limits;
+}
+
+/* One run of the arena protocol: measures, or hands out addresses. */
+static void layout(Model *m, const Config *c, const Ops *ops, int training) {
+    Arena *a = m->arenas;
+    param_table_place(&m->params, &a[ARENA_PARAMETERS], &a[ARENA_GRADIENTS], &a[ARENA_OPTIMIZER], training);
+    for (int id = 0; id < model_num_linears(m); id++) linear_place_weights(model_linear(m, id), &a[ARENA_WEIGHTS]);
+    m->engine.state = (StepState *)arena_tensor(&a[ARENA_WEIGHTS], DT_U8, 1, sizeof(StepState)).data;
+    if (m->config.pos == POS_ROPE) {
+        m->rope_table = arena_tensor(&a[ARENA_WEIGHTS], DT_F32, m->max_T, m->config.head_dim);
+        for (int i = 0; i < m->num_branches; i++) m->blocks[i].rope_table = m->rope_table;
+    }
+    place_activations(m, &a[ARENA_SAVED], &a[ARENA_SCRATCH], training);
+    OpLimits limits = limits_of(m, c);
+    Tensor workspace = arena_tensor(&a[ARENA_WORKSPACE], DT_U8, 1, (int64_t)ops->scratch_bytes(&limits));
+    if (workspace.data) device_set_scratch(m->engine.device, workspace.data, tensor_bytes(workspace));
+}
+
+void model_measure(Model *m, const Config *c, Device *d, const Ops *ops, int training) {
+    m->engine.device = d;
+    m->engine.ops = ops;
+    m->engine.params = &m->params;
+    m->engine.seed = c->seed;
+    m->engine.training = training;
+    for (int i = 0; i < NUM_ARENAS; i++) m->arenas[i] = arena_measure(arena_names[i], d);
+    layout(m, c, ops, training);
+}
+
+void model_place(Model *m, const Config *c, Device *d, const Ops *ops, int training) {
+    model_measure(m, c, d, ops, training);
+    for (int i = 0; i < NUM_ARENAS; i++) arena_commit(&m->arenas[i]);
+    layout(m, c, ops, training);
+    d->zero(d, m->engine.state, sizeof(StepState));
+    if (m->config.pos != POS_ROPE) return;
+    float *table = (float *)xmalloc(tensor_bytes(m->rope_table));
+    rope_fill_table(table, m->max_T, m->config.head_dim, m->config.rope_theta);
+    d->upload(d, m->rope_table.data, table, tensor_bytes(m->rope_table));
+    free(table);
+}
+
+void model_init(Model *m, uint64_t seed) { param_table_init(&m->params, m->engine.device, seed); }
+
+void model_free(Model *m) {
+    for (int i = 0; i < NUM_ARENAS; i++) {
+        if (m->arenas[i].device) arena_free(&m->arenas[i]);
+    }
+    free(m->params.params);
+    free(m->blocks);
+    free(m->residual);
+    memset(m, 0, sizeof(*m));
+}
+
+void model_prepare_weights(Model *m) {
+    for (int id = 0; id < model_num_linears(m); id++) linear_prepare(&m->engine, model_linear(m, id));
+}
+
+void model_zero_gradients(Model *m) {
+    m->engine.device->zero(m->engine.device, m->params.grad.data, tensor_bytes(m->params.grad));
+}
+
+/* --- forward --- */
+
+static Tensor value_of(const Model *m, int index) {
+    Tensor none = {0};
+    return index < 0 ? none : m->params.params[index].value;
+}
+
+static Tensor grad_of(const Model *m, int index) {
+    Tensor none = {0};
+    return index < 0 ? none : m->params.params[index].grad;
+}
+
+static NormStats final_stats(const Model *m, int64_t N) {
+    NormStats stats = {tensor_rows(m->final_stats.mean, 0, N), tensor_rows(m->final_stats.rstd, 0, N)};
+    return stats;
+}
+
+/* Token vectors through all blocks and the final norm: final_out (N,C). */
+static void forward(Model *m, const int32_t *tokens, int B, int T) {
+    Engine *e = &m->engine;
+    int64_t N = (int64_t)B * T;
+    CHECK(N <= m->max_tokens && T <= m->max_T, "batch %d x %d exceeds the planned %lld tokens", B, T,
+          (long long)m->max_tokens);
+    e->device->upload(e->device, m->tokens.data, tokens, (size_t)N * sizeof(int32_t));
+    e->ops->embedding_forward(e->device, tensor_rows(m->residual[0], 0, N), tensor_view(m->tokens.data, DT_I32, B, T),
+                              value_of(m, m->embed), value_of(m, m->positions));
+    for (int i = 0; i < m->num_branches; i++) {
+        block_forward(e, &m->blocks[i], &m->scratch, tensor_rows(m->residual[i + 1], 0, N),
+                      tensor_rows(m->residual[i], 0, N), T);
+    }
+    e->ops->norm[m->config.norm].forward(e->device, tensor_rows(m->final_out, 0, N), final_stats(m, N),
+                                         tensor_rows(m->residual[m->num_branches], 0, N),
+                                         value_of(m, m->final_norm_weight), value_of(m, m->final_norm_bias),
+                                         m->config.norm_eps);
+}
+
+static FormatId plain_format(const Model *m) { return m->config.dtype == DT_F32 ? FORMAT_F32 : FORMAT_BF16; }
+
+/* Logits and losses, chunk by chunk; with training also d loss / d final_out, left in dfinal, and the head's gradient. */
+static void head(Model *m, const int32_t *targets, int64_t N, float loss_scale, Tensor dfinal) {
+    Engine *e = &m->engine;
+    FormatId plain = plain_format(m);
+    GemmEpilogue overwrite = {{0}, 0}, accumulate = {{0}, 1};
+    Tensor weight = value_of(m, m->head);
+    QOperand w = operand_from_tensor(weight, plain, 1), w_transposed = operand_from_tensor(weight, plain, 0);
+    e->device->upload(e->device, m->targets.data, targets, (size_t)N * sizeof(int32_t));
+    for (int64_t begin = 0; begin < N; begin += m->logits.rows) {
+        int64_t rows = min_i64(m->logits.rows, N - begin);
+        Tensor x = tensor_rows(m->final_out, begin, rows), logits = tensor_rows(m->logits, 0, rows);
+        QOperand row_x = operand_from_tensor(x, plain, 1), token_x = operand_from_tensor(x, plain, 0);
+        e->ops->gemm(e->device, logits, &row_x, &w, overwrite);
+        e->ops->cross_entropy(e->device, tensor_rows(m->losses, begin, rows), logits,
+                              tensor_rows(m->targets, begin, rows), m->config.vocab, e->training ? loss_scale : 0.0f);
+        if (!e->training) continue;
+        QOperand row_dy = operand_from_tensor(logits, plain, 1), token_dy = operand_from_tensor(logits, plain, 0);
+        e->ops->gemm(e->device, tensor_rows(dfinal, begin, rows), &row_dy, &w_transposed, overwrite);
+        e->ops->gemm(e->device, grad_of(m, m->head), &token_dy, &token_x, accumulate);
+    }
+    e->ops->sum(e->device, &e->state->loss, tensor_rows(m->losses, 0, N), loss_scale);
+}
+
+void model_forward_backward(Model *m, const int32_t *tokens, const int32_t *targets, int B, int T, float loss_scale) {
+    Engine *e = &m->engine;
+    int64_t N = (int64_t)B * T;
+    CHECK(e->training, "model_forward_backward on a model that was placed for evaluation");
+    forward(m, tokens, B, T);
+    Tensor dfinal = tensor_rows(m->scratch.dnorm_out, 0, N);
+    head(m, targets, N, loss_scale, dfinal);
+
+    Tensor dx = tensor_rows(m->dresidual, 0, N);
+    e->device->zero(e->device, dx.data, tensor_bytes(dx));
+    e->ops->norm[m->config.norm].backward(e->device, dx, grad_of(m, m->final_norm_weight), grad_of(m, m->final_norm_bias),
+                                          dfinal, tensor_rows(m->residual[m->num_branches], 0, N),
+                                          value_of(m, m->final_norm_weight), final_stats(m, N));
+    for (int i = m->num_branches - 1; i >= 0; i--) {
+        block_backward(e, &m->blocks[i], &m->scratch, dx, tensor_rows(m->residual[i], 0, N), T);
+    }
+    e->ops->embedding_backward(e->device, grad_of(m, m->embed), grad_of(m, m->positions), dx,
+                               tensor_view(m->tokens.data, DT_I32, B, T));
+}
+
+void model_evaluate(Model *m, const int32_t *tokens, const int32_t *targets, int B, int T, float loss_scale) {
+    Tensor none = {0};
+    int training = m->engine.training;
+    m->engine.training = 0;
+    forward(m, tokens, B, T);
+    head(m, targets, (int64_t)B * T, loss_scale, none);
+    m->engine.training = training;
+}
+
+void model_logits(Model *m, const int32_t *tokens, int T, int at, float *logits) {
+    Engine *e = &m->engine;
+    GemmEpilogue overwrite = {{0}, 0};
+    int training = e->training;
+    e->training = 0;
+    forward(m, tokens, 1, T);
+    e->training = training;
+    QOperand x = operand_from_tensor(tensor_rows(m->final_out, at, 1), plain_format(m), 1);
+    QOperand w = operand_from_tensor(value_of(m, m->head), plain_format(m), 1);
+    Tensor row = tensor_rows(m->logits, 0, 1);
+    e->ops->gemm(e->device, row, &x, &w, overwrite);
+    if (row.dtype == DT_F32) {
+        e->device->download(e->device, logits, row.data, (size_t)m->config.vocab * sizeof(float));
+        return;
+    }
+    bf16_t *rounded = (bf16_t *)xmalloc(tensor_bytes(row));
+    e->device->download(e->device, rounded, row.data, tensor_bytes(row));
+    for (int v = 0; v < m->config.vocab; v++) logits[v] = bf16_to_f32(rounded[v]);
+    free(rounded);
+}
+
+/* --- facts --- */
+
+int64_t model_matrix_weights(const Model *m) {
+    int64_t n = 0;
+    for (int i = 0; i < m->num_branches; i++) {
+        const Block *b = &m->blocks[i];
+        n += (int64_t)b->in.in * b->in.out + (int64_t)b->out.in * b->out.out;
+    }
+    return n;
+}
+
+double model_flops_per_token(const Model *m, int seq_len) {
+    const ModelConfig *c = &m->config;
+    int attention_layers = 0;
+    for (int i = 0; i < m->num_branches; i++) attention_layers += m->blocks[i].kind == &block_attn;
+    double weights = (double)model_matrix_weights(m) + (double)c->vocab * c->dim;
+    return 6.0 * weights + 6.0 * attention_layers * (double)c->heads * c->head_dim * seq_len;
+}
