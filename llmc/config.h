@@ -12,6 +12,7 @@ JSON may carry // comments. Sizes that need the data or the device are checked b
 #include "ops/activation.h"
 #include "ops/norm.h"
 #include "recipe.h"
+#include "schedule.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -39,11 +40,11 @@ typedef struct { char *path; double weight; } SourceConfig;      // path: a file
 typedef struct { SourceConfig *items; int count; } SourceList;
 typedef struct { Rule *items; int count; } RuleList;
 
-typedef enum { SCHED_COSINE, SCHED_WSD, SCHED_LINEAR, SCHED_CONSTANT, NUM_SCHEDS } SchedKind;
-extern const char *const sched_names[NUM_SCHEDS];
-
 typedef enum { BACKEND_AUTO, BACKEND_NATIVE, BACKEND_EMULATE, NUM_BACKENDS } BackendKind;
 extern const char *const backend_names[NUM_BACKENDS];
+
+typedef enum { NAN_STOP, NAN_SKIP, NUM_NAN_POLICIES } NanPolicy;   // a step whose loss or norm is not finite
+extern const char *const nan_names[NUM_NAN_POLICIES];
 
 typedef enum { DEVICE_CHOICE_AUTO, DEVICE_CHOICE_CPU, DEVICE_CHOICE_CUDA, NUM_DEVICE_CHOICES } DeviceChoice;
 extern const char *const device_choice_names[NUM_DEVICE_CHOICES];
@@ -54,7 +55,7 @@ typedef struct {
     struct { int micro, seq_len; int64_t total_tokens; } batch;   // total_tokens 0: micro x seq_len x ranks
     struct { int64_t steps, tokens; double epochs; } train;       // exactly one is set
     struct { float lr, betas[2], eps, weight_decay, grad_clip; } optim;
-    struct { SchedKind type; int64_t warmup_steps; float decay_frac, final_frac; } sched;
+    struct { ScheduleType type; int64_t warmup_steps; float decay_frac, final_frac; } sched;
     struct {
         const Recipe *recipe;
         int keep_first, keep_last;    // blocks in BF16; keep_last -1: the recipe's share
@@ -66,7 +67,7 @@ typedef struct {
     struct { int lmhead_chunks; } memory;
     struct { int64_t every, tokens; int micro; } eval;
     struct { char dir[1024], resume[1024]; int64_t every, keep, major_every; } ckpt;   // dir "": log.dir/ckpt
-    struct { float skip_loss_z, skip_grad_z; int nan_stop; } guard;
+    struct { float skip_loss_z, skip_grad_z; NanPolicy nan; } guard;
     struct { char dir[1024], reference[1024]; int64_t every; } log;
     struct { char prompt[4096]; int64_t tokens; int count; float temperature; int top_k; int64_t every; } sample;
     uint64_t seed;
