@@ -1,0 +1,251 @@
+/*
+quantize -- CPU reference: one block of 16 after another, in the order of the formulas of
+quantize.h, for every option and both forms. What training runs for FORM_VALUES is quantize_fast.c,
+equal to this bit for bit.
+*/
+#include "quantize.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "../common.h"
+#include "../rng.h"
+#include "hadamard.h"
+#include "nvfp4.h"
+#include "quantize_cpu.h"
+
+// --- operands ---
+
+QOperand operand_from_tensor(Tensor x, FormatId format, int k_contiguous) {
+    QOperand o = {.form = FORM_VALUES,
+                  .format = format,
+                  .dtype = x.dtype,
+                  .data = x.data,
+                  .dequant_mult = 1.0f,
+                  .rows = k_contiguous ? x.rows : x.cols,
+                  .k = k_contiguous ? x.cols : x.rows,
+                  .k_contiguous = k_contiguous};
+    return o;
+}
+
+size_t quantize_packed_bytes(int64_t rows, int64_t k) { return dtype_bytes(DT_E2M1, rows * k); }
+
+size_t quantize_scales_bytes(int64_t rows, int64_t k) {
+    return (size_t)(round_up(rows, 128) * round_up(ceil_div(k, NVFP4_BLOCK), 4));
+}
+
+int64_t quantize_scale_offset(int64_t r, int64_t c, int64_t padded_cols) {
+    int64_t tile = r / 128 * (padded_cols / 4) + c / 4;   // of 128 rows x 4 scales, 512 bytes
+    return tile * 512 + r % 32 * 16 + r % 128 / 32 * 4 + c % 4;
+}
+
+float operand_alpha_mult(const QOperand *a, const QOperand *b) {
+    // 6 * top of each side is a small integer, so it comes back exactly from its reciprocal.
+    float a_div = a->amax ? rintf(1.0f / a->dequant_mult) : 1.0f;
+    float b_div = b->amax ? rintf(1.0f / b->dequant_mult) : 1.0f;
+    return 1.0f / (a_div * b_div);
+}
+
+float quantize_decode_packed(const uint8_t *codes, const uint8_t *scales, int64_t rows, int64_t k,
+                             int64_t at_row, int64_t at_k) {
+    CHECK(at_row < rows && at_k < k, "element (%lld,%lld) of an operand of %lld x %lld",
+          (long long)at_row, (long long)at_k, (long long)rows, (long long)k);
+    uint8_t pair = codes[(at_row * k + at_k) / 2];
+    uint8_t code = at_k % 2 ? pair >> 4 : pair & 15;
+    int64_t padded_cols = round_up(ceil_div(k, NVFP4_BLOCK), 4);
+    uint8_t scale = scales[quantize_scale_offset(at_row, at_k / NVFP4_BLOCK, padded_cols)];
+    return e2m1_decode(code) * e4m3_decode(scale);
+}
+
+// --- the contract's checks ---
+
+static void check_cell(const Quantizer *q, const char *what) {
+    const Operand *how = &q->how;
+    const Format *format = &formats[how->format];
+    CHECK(format->elem == DT_E2M1 && format->scale == DT_E4M3 && format->block == NVFP4_BLOCK,
+          "%s: the quantiser does not know the format %s", what, format->name);
+    CHECK(how->hadamard == 0 || how->hadamard == 16, "%s: Hadamard of %d", what, how->hadamard);
+    CHECK(how->top_scale == 448 || how->top_scale == 256, "%s: top %d", what, how->top_scale);
+    CHECK(how->arithmetic == 1 || how->arithmetic == 2, "%s: arithmetic %d", what, how->arithmetic);
+    if (how->rounding != ROUND_STOCHASTIC) return;
+    int bits = how->dither_bits;
+    CHECK(bits == 8 || bits == 16 || bits == 24, "%s: %d dither bits", what, bits);
+    CHECK(q->state, "%s: stochastic rounding without a StepState", what);
+}
+
+static void check_operand(const QOperand *o, const Quantizer *q, int token, Tensor x) {
+    const char *what = token ? "token operand" : "row operand";
+    CHECK(q && !q->token_operand == !token, "%s: the Quantizer is the other direction's", what);
+    check_cell(q, what);
+    CHECK(o->format == q->how.format, "%s: format %d, cell's %d", what, o->format, q->how.format);
+    int64_t rows = token ? x.cols : x.rows, k = token ? x.rows : x.cols;
+    CHECK(o->rows == rows && o->k == k, "%s is %lld x %lld, x makes %lld x %lld", what,
+          (long long)o->rows, (long long)o->k, (long long)rows, (long long)k);
+    CHECK(o->data && o->amax, "%s has no memory", what);
+    CHECK(o->dequant_mult == 1.0f / (E2M1_MAX * (float)q->how.top_scale),
+          "%s: dequant_mult %g does not fit top %d", what, o->dequant_mult, q->how.top_scale);
+    if (o->form == FORM_PACKED) {
+        CHECK(o->scales && o->k_contiguous, "%s: packed, without scales or not k-contiguous", what);
+    } else {
+        CHECK(o->dtype == DT_BF16, "%s: values in %s", what, dtype_info[o->dtype].name);
+        CHECK(o->k_contiguous == !token, "%s: values stay in the layout of x", what);
+    }
+}
+
+void quantize_check(const QOperand *row, const Quantizer *row_how, const QOperand *token,
+                    const Quantizer *token_how, Tensor x) {
+    CHECK(row || token, "nothing to quantise into");
+    CHECK(x.dtype == DT_BF16 || x.dtype == DT_F32, "x is %s", dtype_info[x.dtype].name);
+    CHECK(x.rows % NVFP4_BLOCK == 0 && x.cols % NVFP4_BLOCK == 0,
+          "x is %lld x %lld: no multiples of %d", (long long)x.rows, (long long)x.cols,
+          NVFP4_BLOCK);
+    if (row) check_operand(row, row_how, 0, x);
+    if (token) check_operand(token, token_how, 1, x);
+}
+
+// --- the reference ---
+
+/* Where element e of block `block` in row `row` of the operand lies in x, and in VALUES. */
+static int64_t element_at(const Quantizer *q, Tensor x, int64_t row, int64_t block, int e) {
+    int64_t k = block * NVFP4_BLOCK + e;
+    return q->token_operand ? k * x.cols + row : row * x.cols + k;
+}
+
+/* The block as it will be rounded: transformed where the cell says so. */
+static void load_block(float v[NVFP4_BLOCK], const Quantizer *q, Tensor x, int64_t row,
+                       int64_t block) {
+    for (int e = 0; e < NVFP4_BLOCK; e++) {
+        int64_t at = element_at(q, x, row, block, e);
+        v[e] = x.dtype == DT_F32 ? ((const float *)x.data)[at]
+                                 : bf16_to_f32(((const bf16_t *)x.data)[at]);
+    }
+    if (!q->how.hadamard) return;
+    hadamard16(v, hadamard_sign_mask(q->how.signs));
+    for (int e = 0; e < NVFP4_BLOCK; e++) v[e] = bf16_to_f32(bf16_from_f32(v[e]));
+}
+
+/* Magnitudes compare as the integers of their bits, and NaN is the largest: it is never lost. */
+static uint32_t block_amax_bits(const float v[NVFP4_BLOCK]) {
+    uint32_t amax = 0;
+    for (int e = 0; e < NVFP4_BLOCK; e++) {
+        uint32_t magnitude = bits_from_f32(v[e]) & 0x7FFFFFFFu;
+        if (magnitude > amax) amax = magnitude;
+    }
+    return amax;
+}
+
+void amax_reference(QOperand *o, const Quantizer *how, Tensor x) {
+    uint32_t amax = 0;
+#pragma omp parallel for schedule(static) reduction(max : amax)
+    for (int64_t row = 0; row < o->rows; row++) {
+        for (int64_t block = 0; block < o->k / NVFP4_BLOCK; block++) {
+            float v[NVFP4_BLOCK];
+            load_block(v, how, x, row, block);
+            uint32_t block_amax = block_amax_bits(v);
+            if (block_amax > amax) amax = block_amax;
+        }
+    }
+    if (amax > 0x7F800000u) amax = 0x7FFFFFFFu;   // one NaN for all devices
+    *o->amax = f32_from_bits(amax);
+}
+
+/* Random bits of a block, as many words as its dither needs, in the order of the elements. */
+static void draw_words(uint32_t words[16], const Quantizer *q, Tensor x, int64_t row,
+                       int64_t block) {
+    uint64_t group = quantize_group(q, x.cols, row, block);
+    for (int sub = 0; sub < quantize_num_subdraws(q->how.dither_bits); sub++) {
+        Philox4 counter = rng_group_counter(group, q->tag | (uint32_t)sub, q->state->step);
+        Philox4 draw = philox4x32_10(counter, (uint32_t)q->seed, (uint32_t)(q->seed >> 32));
+        memcpy(words + 4 * sub, draw.w, sizeof(draw.w));
+    }
+}
+
+static uint32_t element_draw(const uint32_t words[16], int bits, int e) {
+    if (bits == 8) return words[e / 4] >> 8 * (e % 4) & 0xFF;
+    if (bits == 16) return words[e / 2] >> 16 * (e % 2) & 0xFFFF;
+    return words[e] >> 8;
+}
+
+static void encode_block(uint8_t codes[NVFP4_BLOCK], const float v[NVFP4_BLOCK], float mult,
+                         const Quantizer *q, Tensor x, int64_t row, int64_t block) {
+    if (q->how.rounding == ROUND_NEAREST) {
+        for (int e = 0; e < NVFP4_BLOCK; e++) codes[e] = e2m1_encode(v[e] * mult);
+        return;
+    }
+    uint32_t words[16];
+    int bits = q->how.dither_bits;
+    draw_words(words, q, x, row, block);
+    for (int e = 0; e < NVFP4_BLOCK; e++)
+        codes[e] = e2m1_encode_stochastic(v[e] * mult, element_draw(words, bits, e), bits);
+}
+
+static void store_block(QOperand *o, const uint8_t codes[NVFP4_BLOCK], uint8_t scale,
+                        const Quantizer *q, Tensor x, int64_t row, int64_t block) {
+    if (o->form == FORM_VALUES) {
+        bf16_t *values = (bf16_t *)o->data;
+        for (int e = 0; e < NVFP4_BLOCK; e++)
+            values[element_at(q, x, row, block, e)] =
+                bf16_from_f32(e2m1_decode(codes[e]) * e4m3_decode(scale));
+        return;
+    }
+    uint8_t *bytes = (uint8_t *)o->data + (row * o->k + block * NVFP4_BLOCK) / 2;
+    for (int i = 0; i < NVFP4_BLOCK / 2; i++) bytes[i] = codes[2 * i] | codes[2 * i + 1] << 4;
+    int64_t padded_cols = round_up(o->k / NVFP4_BLOCK, 4);
+    o->scales[quantize_scale_offset(row, block, padded_cols)] = scale;
+}
+
+/* The 16 blocks of one 16 x 16 tile: rows [row, row + 16) of the operand, block `block` of each.
+   */
+static void quantize_tile(QOperand *o, const Quantizer *q, Tensor x, Nvfp4Tensor t, int64_t row,
+                          int64_t block) {
+    float v[16][NVFP4_BLOCK];
+    uint32_t amax[16], tile_amax = 0;
+    for (int i = 0; i < 16; i++) {
+        load_block(v[i], q, x, row + i, block);
+        amax[i] = block_amax_bits(v[i]);
+        if (amax[i] > tile_amax) tile_amax = amax[i];
+    }
+    for (int i = 0; i < 16; i++) {
+        float block_amax = f32_from_bits(q->how.tile == TILE_SQUARE ? tile_amax : amax[i]);
+        uint8_t scale = e4m3_encode(nvfp4_raw_scale(t, block_amax));
+        float mult = nvfp4_element_mult(t, e4m3_decode(scale));
+        uint8_t codes[NVFP4_BLOCK];
+        encode_block(codes, v[i], mult, q, x, row + i, block);
+        store_block(o, codes, scale, q, x, row + i, block);
+    }
+}
+
+void quantize_reference(QOperand *o, const Quantizer *how, Tensor x) {
+    Nvfp4Tensor t = nvfp4_tensor(*o->amax, &how->how);
+    if (o->form == FORM_PACKED) memset(o->scales, 0, quantize_scales_bytes(o->rows, o->k));
+#pragma omp parallel for schedule(static)
+    for (int64_t tile_row = 0; tile_row < o->rows / 16; tile_row++)
+        for (int64_t block = 0; block < o->k / NVFP4_BLOCK; block++)
+            quantize_tile(o, how, x, t, tile_row * 16, block);
+}
+
+// --- the op ---
+
+void amax_pair_cpu(Device *d, QOperand *row, const Quantizer *row_how, QOperand *token,
+                   const Quantizer *token_how, Tensor x) {
+    (void)d;
+    quantize_check(row, row_how, token, token_how, x);
+    amax_pair_fast(row, row_how, token, token_how, x);
+}
+
+/* What the vectorised path leaves to the reference: packed codes, and the NaN values of a tensor
+   that is lost. */
+static int wants_reference(const QOperand *o) {
+    return o && (o->form == FORM_PACKED || !isfinite(*o->amax));
+}
+
+void quantize_pair_cpu(Device *d, QOperand *row, const Quantizer *row_how, QOperand *token,
+                       const Quantizer *token_how, Tensor x) {
+    (void)d;
+    quantize_check(row, row_how, token, token_how, x);
+    QOperand *fast_row = wants_reference(row) ? NULL : row;
+    QOperand *fast_token = wants_reference(token) ? NULL : token;
+    if (fast_row || fast_token) quantize_pair_fast(fast_row, row_how, fast_token, token_how, x);
+    if (wants_reference(row)) quantize_reference(row, row_how, x);
+    if (wants_reference(token)) quantize_reference(token, token_how, x);
+}
