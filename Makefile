@@ -21,6 +21,8 @@ CUDNN_FRONTEND ?=
 # Runs only the test programs whose name contains it: make test ONLY=quantize
 ONLY ?=
 FUZZ_SECONDS ?= 20
+# Which dev/bench_*.c or .cu `make bench` builds and runs.
+BENCH ?= bench_step
 BUILD ?= build
 
 PROGRAM := train_gpt_nvfp4
@@ -157,8 +159,7 @@ fuzz:
 	@echo 'make fuzz needs clang, for libFuzzer: apt-get install clang' >&2; exit 1
 endif
 
-BENCHES := $(basename $(notdir $(wildcard dev/bench_*.c)))
-bench: $(addprefix $(BUILD)/$(HERE)/dev/,$(BENCHES))   ## speed of the demo's training step
+bench: $(addprefix $(BUILD)/$(HERE)/dev/,$(BENCH))   ## speed of the demo's step; BENCH=name for others
 	@set -e; for bench in $^; do $$bench; done
 
 includes:   ## layering, sizes, and that each header compiles alone
@@ -231,6 +232,8 @@ $(BUILD)/cpu/dev/%: $(BUILD)/cpu/dev/%.o $(BUILD)/cpu/libllmc.a
 $(BUILD)/cuda/$(PROGRAM): $(BUILD)/cuda/$(PROGRAM).cu.o $(BUILD)/cuda/libllmc.a
 	$(LINK_CUDA)
 $(BUILD)/cuda/test/%: $(BUILD)/cuda/test/%.cu.o $(BUILD)/cuda/libllmc.a
+	$(LINK_CUDA)
+$(BUILD)/cuda/dev/%: $(BUILD)/cuda/dev/%.cu.o $(BUILD)/cuda/libllmc.a
 	$(LINK_CUDA)
 $(BUILD)/cuda/dev/%: $(BUILD)/cuda/dev/%.o $(BUILD)/cuda/libllmc.a
 	$(LINK_CUDA)

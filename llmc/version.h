@@ -1,6 +1,6 @@
 /*
-version -- which commit and what build this is, for run.json. The Makefile writes the source of these
-functions, anew only when their values change.
+version -- which commit and what build this is, for run.json. The Makefile writes the source of
+these functions, anew only when their values change.
 */
 #ifndef LLMC_VERSION_H
 #define LLMC_VERSION_H

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs test programs one after the other and sums them up: run_tests.sh PROGRAM...
-# Each closes with "N passed, N failed"; one that ends without it counts as a failure, and so does one
-# that runs longer than 10 minutes. Programs named test_parallel* run alone and, where there is
+# Each closes with "N passed, N failed"; one that ends without it counts as a failure, and so does
+# one that runs longer than 10 minutes. Programs named test_parallel* run alone and, where there is
 # mpirun, with 1, 2 and 4 ranks. The last line is "N passed, N failed" over all.
 set -u
 
