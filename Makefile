@@ -135,7 +135,7 @@ cuda: $(BUILD)/cuda/$(PROGRAM)   ## the program with CUDA; SM="80 90a 100a 103a 
 
 C_TESTS := $(basename $(notdir $(wildcard test/test_*.c)))
 CUDA_TESTS := $(basename $(notdir $(wildcard test/test_*.cu)))
-only = $(foreach name,$(1),$(if $(findstring $(ONLY),$(name)),$(name)))
+only = $(if $(ONLY),$(foreach name,$(1),$(if $(findstring $(ONLY),$(name)),$(name))),$(1))
 
 test: $(addprefix $(BUILD)/cpu/test/,$(call only,$(C_TESTS)))   ## tests on the CPU; ONLY=word picks some
 	@scripts/run_tests.sh $^
