@@ -92,6 +92,7 @@ static void resolve_plans(Model *m, const Config *c) {
             error = recipe_error(&l->plan, l->in, l->out, (int64_t)c->eval.micro * c->batch.seq_len);
         }
         if (error) die(EXIT_CONFIG, "precision of %s: %s", l->name, error);
+        m->quantized |= linear_quantized_gemms(l) > 0;
         int is_f32 = l->plan.cell[GEMM_FPROP][SIDE_A].format == FORMAT_F32;
         if (is_f32 != (m->config.dtype == DT_F32)) {
             die(EXIT_CONFIG, "precision of %s: recipe f32 and model.dtype f32 belong together; set both or neither",
@@ -322,13 +323,25 @@ void model_evaluate(Model *m, const int32_t *tokens, const int32_t *targets, int
     m->engine.training = training;
 }
 
+/* A quantised forward pass takes rows in multiples of 32; a sequence that is none runs as several copies of itself. */
+static void forward_one(Model *m, const int32_t *tokens, int T) {
+    int copies = 1;
+    if (m->quantized) {
+        while ((int64_t)copies * T % 32 != 0) copies *= 2;
+    }
+    int32_t *batch = (int32_t *)xmalloc((size_t)copies * (size_t)T * sizeof(int32_t));
+    for (int i = 0; i < copies; i++) memcpy(batch + (size_t)i * (size_t)T, tokens, (size_t)T * sizeof(int32_t));
+    int training = m->engine.training;
+    m->engine.training = 0;
+    forward(m, batch, copies, T);
+    m->engine.training = training;
+    free(batch);
+}
+
 void model_logits(Model *m, const int32_t *tokens, int T, int at, float *logits) {
     Engine *e = &m->engine;
     GemmEpilogue overwrite = {{0}, 0};
-    int training = e->training;
-    e->training = 0;
-    forward(m, tokens, 1, T);
-    e->training = training;
+    forward_one(m, tokens, T);
     QOperand x = operand_from_tensor(tensor_rows(m->final_out, at, 1), plain_format(m), 1);
     QOperand w = operand_from_tensor(value_of(m, m->head), plain_format(m), 1);
     Tensor row = tensor_rows(m->logits, 0, 1);

@@ -29,6 +29,7 @@ typedef struct {
     Engine engine;
     Block *blocks;               // residual branches, in order
     int num_branches;
+    int quantized;               // 1: some GEMM of some linear has a quantised operand
     int embed, positions, final_norm_weight, final_norm_bias, head;   // indices in the ParamTable; -1: none
     int64_t max_tokens;          // rows that the activation buffers hold
     int max_T;                   // longest sequence

@@ -1,0 +1,114 @@
+/* plan -- the tables printed at start; see plan.h. */
+#include "plan.h"
+
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common.h"
+
+/* --- growing text --- */
+
+typedef struct { char *text; size_t length, capacity; } Text;
+
+PRINTF_LIKE(2, 3)
+static void text_add(Text *t, const char *format, ...) {
+    char line[512];
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(line, sizeof(line), format, args);
+    va_end(args);
+    CHECK(n >= 0 && n < (int)sizeof(line), "line of the plan is too long");
+    if (t->length + (size_t)n + 1 > t->capacity) {
+        t->capacity = 2 * (t->capacity + (size_t)n + 256);
+        t->text = (char *)xrealloc(t->text, t->capacity);
+    }
+    memcpy(t->text + t->length, line, (size_t)n + 1);
+    t->length += (size_t)n;
+}
+
+/* --- precision --- */
+
+static void gemm_line(Text *t, const char *name, const LinearPlan *plan, GemmKind g) {
+    char a[64], b[64];
+    const Operand *left = &plan->cell[g][SIDE_A], *right = &plan->cell[g][SIDE_B];
+    int quantized = format_is_quantized(left->format) || format_is_quantized(right->format);
+    operand_describe(left, a, sizeof(a));
+    operand_describe(right, b, sizeof(b));
+    text_add(t, "%-26s %s  %-2s %-22s %s %-22s %s\n", name, gemm_names[g], operand_names[g][SIDE_A], a,
+             operand_names[g][SIDE_B], b, quantized ? "emulated" : formats[left->format].name);
+}
+
+static int same_plan(const LinearPlan *a, const LinearPlan *b) { return memcmp(a, b, sizeof(*a)) == 0; }
+
+/* The last branch, `stride` apart, that continues a run of blocks with the plans of branch `first`. */
+static int last_alike(Model *m, int first, int stride) {
+    int last = first;
+    while (last + stride < m->num_branches) {
+        const Block *a = &m->blocks[last], *b = &m->blocks[last + stride];
+        int continues = b->kind == a->kind && b->index == a->index + 1 && same_plan(&a->in.plan, &b->in.plan) &&
+                        same_plan(&a->out.plan, &b->out.plan);
+        if (!continues) break;
+        last += stride;
+    }
+    return last;
+}
+
+static void linear_lines(Text *t, const Block *first, const Block *last, const Linear *l, const char *linear_name) {
+    char name[96];
+    if (first == last) {
+        snprintf(name, sizeof(name), "%s", l->name);
+    } else {
+        snprintf(name, sizeof(name), "blocks.%d-%d.%s.%s", first->index, last->index, first->kind->name, linear_name);
+    }
+    for (int g = 0; g < NUM_GEMMS; g++) gemm_line(t, name, &l->plan, (GemmKind)g);
+}
+
+char *plan_precision_text(Model *m, int brief) {
+    Text t = {NULL, 0, 0};
+    int stride = m->config.pattern[0] ? 1 : 2;
+    char *printed = (char *)xmalloc((size_t)m->num_branches);
+    for (int i = 0; i < m->num_branches; i++) {
+        if (printed[i]) continue;
+        int last = brief ? last_alike(m, i, stride) : i;
+        for (int j = i; j <= last; j += stride) printed[j] = 1;
+        const Block *b = &m->blocks[i];
+        linear_lines(&t, b, &m->blocks[last], &b->in, b->kind->in_name);
+        linear_lines(&t, b, &m->blocks[last], &b->out, b->kind->out_name);
+    }
+    free(printed);
+    text_add(&t, "%-26s %s\n", "embedding, norms, attention", dtype_info[m->config.dtype].name);
+    text_add(&t, "%-26s %s\n", "head", dtype_info[m->config.dtype].name);
+    text_add(&t, "GEMMs with quantised operands: %d of %d a micro-step\n", plan_quantized_gemms(m),
+             NUM_GEMMS * model_num_linears(m));
+    return t.text;
+}
+
+int plan_quantized_gemms(Model *m) {
+    int count = 0;
+    for (int id = 0; id < model_num_linears(m); id++) count += linear_quantized_gemms(model_linear(m, id));
+    return count;
+}
+
+void plan_precision_tag(Model *m, const Config *c, char *buffer, int size) {
+    snprintf(buffer, size, "%s%s", c->precision.recipe->name, plan_quantized_gemms(m) ? "(emulated)" : "");
+}
+
+/* --- memory --- */
+
+size_t plan_memory_bytes(const Model *m) {
+    size_t bytes = 0;
+    for (int i = 0; i < NUM_ARENAS; i++) bytes += max_i64((int64_t)m->arenas[i].size, (int64_t)m->arenas[i].used);
+    return bytes;
+}
+
+char *plan_memory_text(const Model *m) {
+    Text t = {NULL, 0, 0};
+    for (int i = 0; i < NUM_ARENAS; i++) {
+        const Arena *a = &m->arenas[i];
+        int64_t bytes = max_i64((int64_t)a->size, (int64_t)a->used);
+        text_add(&t, "%-20s %10.1f MiB\n", a->name, (double)bytes / 1048576.0);
+    }
+    text_add(&t, "%-20s %10.1f MiB\n", "all", (double)plan_memory_bytes(m) / 1048576.0);
+    return t.text;
+}
