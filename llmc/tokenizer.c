@@ -11,17 +11,12 @@ All tokens lie in one pool of bytes; a hash table of ids finds the token of some
 
 #define MAX_SIZE (1 << 24)   // of a vocabulary; far above any in use, so that sizes fit in an int
 
-static const struct {
-    const char *name;
-    int merges;   // whether tokens of several bytes are made from their parts
-} kinds[] = {
-    {"byte", 0},
-    {"bpe", 1},
-};
+/* Both are read and merged alike: in a byte vocabulary there is nothing to merge. */
+static const char *const kinds[] = {"byte", "bpe"};
 
 struct Tokenizer {
     char *path;
-    int size, end_of_text, merges;
+    int size, end_of_text;
     uint8_t *pool;     // the bytes of all tokens, in the order of ids
     size_t *offsets;   // (size + 1): token i is pool[offsets[i]] .. pool[offsets[i + 1]]
     int32_t *table;    // (table_mask + 1): id + 1, or 0 for a free place
@@ -105,11 +100,8 @@ static void read_header(Tokenizer *t, const char *line) {
     if (t->end_of_text < 0 || t->end_of_text >= t->size)
         die(EXIT_DATA, "tokenizer %s: line 1: end_of_text %d; legal is 0 to size - 1 = %d", t->path,
             t->end_of_text, t->size - 1);
-    for (int i = 0; i < ARRAY_LEN(kinds); i++) {
-        if (strcmp(kind, kinds[i].name) != 0) continue;
-        t->merges = kinds[i].merges;
-        return;
-    }
+    for (int i = 0; i < ARRAY_LEN(kinds); i++)
+        if (strcmp(kind, kinds[i]) == 0) return;
     die(EXIT_DATA, "tokenizer %s: line 1: kind '%s'; legal are byte and bpe", t->path, kind);
 }
 
@@ -203,7 +195,7 @@ static size_t contraction_length(const uint8_t *s, size_t n) {
 static size_t word_length(const uint8_t *s, size_t n) {
     size_t length = contraction_length(s, n);
     if (length > 0) return length;
-    size_t start = s[0] == ' ' && n > 1 && class_of(s[1]) != CLASS_SPACE;   // one space may lead
+    size_t start = s[0] == ' ' && n > 1;   // one space leads a word, or is white space with it
     CharClass class = class_of(s[start]);
     for (length = start + 1; length < n && class_of(s[length]) == class;) length++;
     // White space leaves its last character to the word after it, if there is one.
@@ -218,7 +210,7 @@ static int64_t encode_word(const Tokenizer *t, const uint8_t *s, size_t n, int32
     size_t starts[TOKENIZER_WORD_BYTES + 1];   // part i is s[starts[i]] .. s[starts[i + 1]]
     size_t num_parts = n;
     for (size_t i = 0; i <= n; i++) starts[i] = i;
-    while (t->merges && num_parts > 1) {
+    while (num_parts > 1) {
         int32_t lowest = INT32_MAX;
         size_t at = 0;
         for (size_t i = 0; i + 1 < num_parts; i++) {

@@ -30,16 +30,33 @@ static Tokenizer *open_text(const char *text) {
     return tokenizer_open(write_file("text.vocab", text, strlen(text)));
 }
 
-/* The vocabulary of --tokenizer byte: 256 bytes and the end of text. */
-static Tokenizer *open_byte_tokenizer(void) {
+/* Appends the base64 of a token and a newline. */
+static char *put_token(char *out, const void *token, size_t num_bytes) {
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    char text[4096];
-    int used = snprintf(text, sizeof(text),
-                        "# train_gpt_nvfp4 vocabulary v1, size 257, end_of_text 256, kind byte\n");
-    for (int byte = 0; byte < 256; byte++)
-        used += snprintf(text + used, sizeof(text) - (size_t)used, "%c%c==\n", digits[byte >> 2],
-                         digits[(byte & 3) << 4]);
-    snprintf(text + used, sizeof(text) - (size_t)used, "-\n");
+    const uint8_t *bytes = token;
+    for (size_t i = 0; i < num_bytes; i += 3) {
+        size_t left = num_bytes - i;
+        uint32_t bits = (uint32_t)bytes[i] << 16 | (left > 1 ? (uint32_t)bytes[i + 1] << 8 : 0) |
+                        (left > 2 ? bytes[i + 2] : 0);
+        *out++ = digits[bits >> 18];
+        *out++ = digits[bits >> 12 & 63];
+        *out++ = left > 1 ? digits[bits >> 6 & 63] : '=';
+        *out++ = left > 2 ? digits[bits & 63] : '=';
+    }
+    *out++ = '\n';
+    *out = '\0';
+    return out;
+}
+
+/* The 256 bytes, then the given tokens, then the end of text. */
+static Tokenizer *open_tokens(const char *kind, const char *const *tokens, int count) {
+    static char text[1 << 13];
+    char *end =
+        text + sprintf(text, "# train_gpt_nvfp4 vocabulary v1, size %d, end_of_text %d, kind %s\n",
+                       257 + count, 256 + count, kind);
+    for (int i = 0; i < 256; i++) end = put_token(end, &(uint8_t){(uint8_t)i}, 1);
+    for (int i = 0; i < count; i++) end = put_token(end, tokens[i], strlen(tokens[i]));
+    strcpy(end, "-\n");
     return open_text(text);
 }
 
@@ -60,7 +77,7 @@ static void expect_decodes(const Tokenizer *t, const int32_t *ids, int64_t count
 // --- byte tokenizer ---
 
 CASE(byte_tokenizer_is_exact) {
-    Tokenizer *t = open_byte_tokenizer();
+    Tokenizer *t = open_tokens("byte", NULL, 0);
     EXPECT_EQ_I64(tokenizer_size(t), 257);
     EXPECT_EQ_I64(tokenizer_end_of_text(t), 256);
     char text[256];
@@ -117,6 +134,47 @@ CASE(bpe_ids_are_those_of_the_tokenizers_library) {
     }
     EXPECT(number > 60, "%d cases", number);
     fclose(cases);
+    tokenizer_close(t);
+}
+
+/* Tokens that a wrong split into words would make or miss; a vertical bar is where one ends. */
+CASE(bpe_splits_words_as_gpt2_does) {
+    // clang-format off
+    const char *const tokens[] = {
+        "ll", "llx", "'ll", "'s", "sx", "a1", "1a", "a!", "!a", "  ", " a", "  a", "aa", "\v\v",
+        "\r\n", "\n\n", "\n ", "\xc3\xa9", "a\xc3\xa9", "\xc3\xa9!", "\303\2511", " '", " 1",
+        " !", "''",
+    };
+    // clang-format on
+    const char *const rows[] = {
+        "'ll|x",                                 // a contraction is a word
+        "llx",                                   // but not without its apostrophe
+        "'s|x",        "a|1|a",       "a|!|a",   // letters, digits and marks part
+        " a| 1| !",                              // each takes one space before it
+        " | a",        "  | a",                  // and only one
+        "a|  ",                                  // white space at the end is whole
+        "a|\v|\v|a",   "a|\r|\n|a",              // elsewhere its last character stands apart
+        "a|\n\n|\n|a", "a|\n| a",
+        "aa|a",                         // of two equal pairs the first is merged
+        "a\xc3\xa9|!", "a\xc3\xa9|1",   // bytes from 0x80 on are letters
+        " '|s",        "''",            // a space or a mark before it: no contraction
+    };
+    Tokenizer *t = open_tokens("bpe", tokens, ARRAY_LEN(tokens));
+    for (int r = 0; r < ARRAY_LEN(rows); r++) {
+        char text[64] = "", got[128] = "";
+        for (const char *c = rows[r]; *c; c++)
+            if (*c != '|') strncat(text, c, 1);
+        int32_t *ids;
+        int64_t count = tokenizer_encode(t, text, strlen(text), &ids);
+        for (int64_t i = 0; i < count; i++) {
+            size_t length;
+            const uint8_t *bytes = tokenizer_decode(t, ids[i], &length);
+            snprintf(got + strlen(got), sizeof(got) - strlen(got), "%s%.*s", i ? "|" : "",
+                     (int)length, (const char *)bytes);
+        }
+        EXPECT(strcmp(got, rows[r]) == 0, "row %d: got %s, want %s", r, got, rows[r]);
+        free(ids);
+    }
     tokenizer_close(t);
 }
 
@@ -179,6 +237,7 @@ CASE(corrupt_vocabularies_refused) {
         {SOUND "YQ==\n-\nYg==\n", "line 4 is beyond size 2 of line 1"},
         {SOUND "YQ==\n-\n\n", "line 4 is beyond size 2"},
         {SOUND "YQ=\n-\n", "line 2 is 'YQ=', expected base64 or -"},
+        {SOUND "YWJjZ\n-\n", "line 2 is 'YWJjZ', expected base64 or -"},
         {SOUND "Y!==\n-\n", "line 2 is 'Y!==', expected base64 or -"},
         {SOUND "Y===\n-\n", "line 2 is 'Y===', expected base64 or -"},
         {SOUND "====\n-\n", "line 2 is '====', expected base64 or -"},
