@@ -1,0 +1,224 @@
+// device_cuda -- one CUDA GPU behind the Device interface: its memory, one stream that orders all
+// work, and the cuBLASLt handle. Holds no kernel; what the ops compute is in ops/*.cu.
+#include "device_cuda.cuh"
+
+#include <cstdlib>
+#include <cstring>
+
+typedef struct {
+    cudaStream_t stream;
+    cublasLtHandle_t cublaslt;
+    void *workspace;          // GEMM_WORKSPACE_BYTES
+    DeviceScalars *scalars;   // device memory
+    DeviceAttachment attachments[NUM_ATTACHMENTS];
+} CudaDevice;
+
+// What NVIDIA's cuBLAS documentation recommends for Hopper and Blackwell.
+static const size_t GEMM_WORKSPACE_BYTES = (size_t)32 << 20;
+
+typedef struct {
+    const char *name_part;   // the first row whose text is in the device's name is taken
+    double bf16_flops;       // dense, FP32 accumulation
+} DevicePeak;
+
+// Sources: NVIDIA's datasheets of H200, H100, A100, L40S, L40, L4 (figures with sparsity are halved),
+// HGX B200/B300 and GB200/GB300 NVL72 (divided by the number of GPUs); architecture white papers of
+// GA102 (RTX 3090), Ada (RTX 4090) and the RTX Blackwell GPUs (RTX 5090, RTX PRO 6000).
+static const DevicePeak device_peaks[] = {
+    {"Laptop", 0},   // mobile parts carry the names of faster desktop ones
+    {"GB300", 2500e12},
+    {"GB200", 2500e12},
+    {"B300", 2250e12},
+    {"B200", 2250e12},
+    {"H200 NVL", 835e12},
+    {"H200", 989e12},   // also "GH200"
+    {"H100 PCIe", 756e12},
+    {"H100 NVL", 835e12},
+    {"H100", 989e12},
+    {"A100", 312e12},
+    {"RTX PRO 6000 Blackwell Workstation", 503.8e12},
+    {"RTX 5090", 209.5e12},
+    {"RTX 4090", 165.2e12},
+    {"RTX 3090", 71e12},
+    {"L40S", 362e12},
+    {"L40", 181e12},
+    {"L4", 121e12},
+};
+
+// Compute capabilities with FP4 tensor cores (PTX ISA: block-scaled mma of e2m1).
+static const int fp4_capabilities[] = {100, 103, 120, 121};
+
+// --- errors ---
+
+void cuda_check(cudaError_t status, const char *call, const char *file, int line) {
+    if (status == cudaSuccess) return;
+    ExitCode code = status == cudaErrorMemoryAllocation ? EXIT_OOM : EXIT_DEVICE;
+    die(code, "CUDA call failed at %s:%d: %s: %s (%s)", file, line, call,
+        cudaGetErrorString(status), cudaGetErrorName(status));
+}
+
+void cublas_check(cublasStatus_t status, const char *call, const char *file, int line) {
+    if (status == CUBLAS_STATUS_SUCCESS) return;
+    ExitCode code = status == CUBLAS_STATUS_ALLOC_FAILED ? EXIT_OOM : EXIT_DEVICE;
+    die(code, "cuBLAS call failed at %s:%d: %s: %s", file, line, call,
+        cublasLtGetStatusString(status));
+}
+
+// --- what the ops ask for ---
+
+static CudaDevice *cuda_device(Device *d) {
+    CHECK(d->kind == DEVICE_CUDA, "%s is no CUDA device", d->name);
+    return (CudaDevice *)d->impl;
+}
+
+cudaStream_t device_cuda_stream(Device *d) { return cuda_device(d)->stream; }
+
+cublasLtHandle_t device_cuda_cublaslt(Device *d) { return cuda_device(d)->cublaslt; }
+
+void *device_cuda_workspace(Device *d, size_t *bytes) {
+    *bytes = GEMM_WORKSPACE_BYTES;
+    return cuda_device(d)->workspace;
+}
+
+DeviceScalars *device_cuda_scalars(Device *d) { return cuda_device(d)->scalars; }
+
+DeviceAttachment *device_cuda_attachment(Device *d, AttachmentId id) {
+    return &cuda_device(d)->attachments[id];
+}
+
+// --- the Device interface ---
+
+static void *cuda_alloc(Device *d, size_t bytes) {
+    (void)d;
+    void *p = NULL;
+    cudaError_t status = cudaMalloc(&p, bytes ? bytes : 1);
+    if (status == cudaErrorMemoryAllocation) {
+        cudaGetLastError();   // not sticky: the caller reports it with what was asked for
+        return NULL;
+    }
+    CUDA_CHECK(status);
+    return p;
+}
+
+static void cuda_free(Device *d, void *p) {
+    (void)d;
+    CUDA_CHECK(cudaFree(p));
+}
+
+// The host's memory is pageable: CUDA has taken all of it when the call returns, so the caller may
+// reuse it at once (CUDA runtime API, "API synchronization behavior").
+static void cuda_upload(Device *d, void *dst, const void *host, size_t bytes) {
+    CUDA_CHECK(cudaMemcpyAsync(dst, host, bytes, cudaMemcpyHostToDevice, device_cuda_stream(d)));
+}
+
+static void cuda_download(Device *d, void *host, const void *src, size_t bytes) {
+    cudaStream_t stream = device_cuda_stream(d);
+    CUDA_CHECK(cudaMemcpyAsync(host, src, bytes, cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+
+static void cuda_copy(Device *d, void *dst, const void *src, size_t bytes) {
+    CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, device_cuda_stream(d)));
+}
+
+static void cuda_zero(Device *d, void *dst, size_t bytes) {
+    CUDA_CHECK(cudaMemsetAsync(dst, 0, bytes, device_cuda_stream(d)));
+}
+
+static void cuda_synchronize(Device *d) {
+    CUDA_CHECK(cudaStreamSynchronize(device_cuda_stream(d)));
+}
+
+static void cuda_memory(Device *d, size_t *free_bytes, size_t *total_bytes) {
+    (void)d;
+    CUDA_CHECK(cudaMemGetInfo(free_bytes, total_bytes));
+}
+
+static void cuda_close(Device *d) {
+    CudaDevice *c = cuda_device(d);
+    CUDA_CHECK(cudaStreamSynchronize(c->stream));
+    for (int i = 0; i < NUM_ATTACHMENTS; i++) {
+        if (c->attachments[i].data) c->attachments[i].destroy(c->attachments[i].data);
+    }
+    CUDA_CHECK(cudaFree(c->scalars));
+    CUDA_CHECK(cudaFree(c->workspace));
+    CUBLAS_CHECK(cublasLtDestroy(c->cublaslt));
+    CUDA_CHECK(cudaStreamDestroy(c->stream));
+    free(c);
+    free(d);
+}
+
+// --- opening ---
+
+static double peak_bf16_flops(const char *name) {
+    for (int i = 0; i < ARRAY_LEN(device_peaks); i++) {
+        if (strstr(name, device_peaks[i].name_part)) return device_peaks[i].bf16_flops;
+    }
+    return 0;
+}
+
+static int has_fp4_units(int compute_capability) {
+    for (int i = 0; i < ARRAY_LEN(fp4_capabilities); i++) {
+        if (fp4_capabilities[i] == compute_capability) return 1;
+    }
+    return 0;
+}
+
+/* Name and abilities of the GPU; dies when the program has no code for it. */
+static void describe_gpu(Device *d, int ordinal) {
+    cudaDeviceProp prop;
+    CUDA_CHECK(cudaGetDeviceProperties(&prop, ordinal));
+    snprintf(d->name, sizeof(d->name), "%.*s", (int)sizeof(d->name) - 1, prop.name);
+    d->compute_capability = prop.major * 10 + prop.minor;
+    if (d->compute_capability < 80)
+        die(EXIT_DEVICE,
+            "GPU %d (%s) has compute capability %d.%d; BF16 tensor cores need 8.0 or newer: choose "
+            "another GPU or run with device=cpu",
+            ordinal, d->name, prop.major, prop.minor);
+    d->native_fp4 = has_fp4_units(d->compute_capability);
+    d->num_threads = prop.multiProcessorCount;
+    d->peak_bf16_flops = peak_bf16_flops(d->name);
+}
+
+static CudaDevice *open_libraries(void) {
+    CudaDevice *c = (CudaDevice *)xmalloc(sizeof(CudaDevice));
+    CUDA_CHECK(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking));
+    CUBLAS_CHECK(cublasLtCreate(&c->cublaslt));
+    CUDA_CHECK(cudaMalloc(&c->workspace, GEMM_WORKSPACE_BYTES));
+    CUDA_CHECK(cudaMalloc(&c->scalars, sizeof(DeviceScalars)));
+    DeviceScalars scalars = {0.0f, 0.0f, 1.0f};
+    CUDA_CHECK(cudaMemcpy(c->scalars, &scalars, sizeof(scalars), cudaMemcpyHostToDevice));
+    // A copy on the default stream from pageable memory may still be under way when it returns,
+    // and this stream does not wait for that one.
+    CUDA_CHECK(cudaDeviceSynchronize());
+    return c;
+}
+
+int device_cuda_count(void) {
+    int count = 0;
+    if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
+    cudaGetLastError();   // no driver or no GPU is an answer here, not an error of a later call
+    return 0;
+}
+
+Device *device_cuda_open(int ordinal) {
+    int count = device_cuda_count();
+    if (ordinal < 0 || ordinal >= count)
+        die(EXIT_DEVICE, "there is no GPU %d: CUDA finds %d (is the driver loaded?)", ordinal,
+            count);
+    CUDA_CHECK(cudaSetDevice(ordinal));
+    Device *d = (Device *)xmalloc(sizeof(Device));
+    d->kind = DEVICE_CUDA;
+    describe_gpu(d, ordinal);
+    d->impl = open_libraries();
+    d->alloc = cuda_alloc;
+    d->free = cuda_free;
+    d->upload = cuda_upload;
+    d->download = cuda_download;
+    d->copy = cuda_copy;
+    d->zero = cuda_zero;
+    d->synchronize = cuda_synchronize;
+    d->memory = cuda_memory;
+    d->close = cuda_close;
+    return d;
+}

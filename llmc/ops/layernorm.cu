@@ -1,0 +1,19 @@
+// layernorm -- on a GPU: the centred form of the kernels in norm.cuh.
+#include "layernorm.h"
+
+#include "norm.cuh"
+
+void layernorm_forward_cuda(Device *d, Tensor out, NormStats stats, Tensor x, Tensor w, Tensor b,
+                            float eps) {
+    layernorm_check(out, stats, x, w, b);
+    norm_forward<true>(d, out, stats, x, w, b, eps);
+}
+
+void layernorm_backward_cuda(Device *d, Tensor dx, Tensor dw, Tensor db, Tensor dout, Tensor x,
+                             Tensor w, NormStats stats) {
+    layernorm_check(dout, stats, x, w, w);   // the shift has the shape of the scale
+    tensor_expect(dx, "layernorm dx", x.dtype, x.rows, x.cols);
+    tensor_expect(dw, "layernorm dw", DT_F32, 1, x.cols);
+    tensor_expect(db, "layernorm db", DT_F32, 1, x.cols);
+    norm_backward<true>(d, dx, dw, db, dout, x, w, stats);
+}

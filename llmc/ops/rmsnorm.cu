@@ -1,0 +1,18 @@
+// rmsnorm -- on a GPU: the kernels in norm.cuh without mean and shift.
+#include "rmsnorm.h"
+
+#include "norm.cuh"
+
+void rmsnorm_forward_cuda(Device *d, Tensor out, NormStats stats, Tensor x, Tensor w, Tensor b,
+                          float eps) {
+    rmsnorm_check(out, stats, x, w, b);
+    norm_forward<false>(d, out, stats, x, w, w, eps);
+}
+
+void rmsnorm_backward_cuda(Device *d, Tensor dx, Tensor dw, Tensor db, Tensor dout, Tensor x,
+                           Tensor w, NormStats stats) {
+    rmsnorm_check(dout, stats, x, w, db);
+    tensor_expect(dx, "rmsnorm dx", x.dtype, x.rows, x.cols);
+    tensor_expect(dw, "rmsnorm dw", DT_F32, 1, x.cols);
+    norm_backward<false>(d, dx, dw, db, dout, x, w, stats);
+}
