@@ -59,9 +59,9 @@ class TrainConfig:
     grad_clip: float = 1.0
 
 
-# The vocabulary is no multiple of 128, so that padding of the head shows; but for GPT-2 heads differ
-# from kv_heads, so that the mapping of query heads shows; in the last model heads * head_dim differs
-# from dim.
+# The vocabulary is no multiple of 128, so that padding of the head shows. All but GPT-2 have fewer
+# kv_heads than heads, so that the mapping of query heads shows; in the last model heads * head_dim
+# is not dim.
 MODELS = {
     "gpt2": ModelConfig(
         layers=2,
