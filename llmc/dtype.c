@@ -88,10 +88,7 @@ uint8_t e4m3_encode(float x) {
     uint8_t sign = signbit(x) ? E4M3_SIGN : 0;
     float a = fabsf(x);
     if (a >= E4M3_MAX) return sign | E4M3_TOP;
-    int exponent;   // of the leading bit of a
-    frexpf(a, &exponent);
-    exponent--;
-    if (exponent < E4M3_MIN_EXPONENT) exponent = E4M3_MIN_EXPONENT;
+    int exponent = a > 0x1p-6f ? ilogbf(a) : E4M3_MIN_EXPONENT;   // of the leading bit of a
     // a in units of its last kept bit: 8..16 for a normal number, 16 being the next exponent's 8;
     // below 8 for a subnormal one. Scaling by a power of two is exact, rintf takes ties to even.
     int significand = (int)rintf(ldexpf(a, 3 - exponent));

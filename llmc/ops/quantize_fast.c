@@ -92,12 +92,13 @@ static const Chunk *transformed(Chunk *space, const Chunk *in, const Quantizer *
 
 // --- amax ---
 
+static inline uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
+
 static uint32_t chunk_amax_bits(const Chunk *c) {
     uint32_t amax = 0;
     for (int r = 0; r < ROWS; r++) {
         for (int j = 0; j < COLS; j++) {
-            uint32_t magnitude = bits_from_f32(c->v[r][j]) & MAGNITUDE;
-            amax = magnitude > amax ? magnitude : amax;
+            amax = larger(bits_from_f32(c->v[r][j]) & MAGNITUDE, amax);
         }
     }
     return amax;
@@ -122,8 +123,8 @@ void amax_pair_fast(QOperand *row, const Quantizer *row_how, QOperand *token,
             uint32_t row_bits = row ? chunk_amax_bits(transformed(&space, &chunk, row_how)) : 0;
             uint32_t token_bits =
                 token ? chunk_amax_bits(transformed(&space, &chunk, token_how)) : 0;
-            row_amax = row_bits > row_amax ? row_bits : row_amax;
-            token_amax = token_bits > token_amax ? token_bits : token_amax;
+            row_amax = larger(row_bits, row_amax);
+            token_amax = larger(token_bits, token_amax);
         }
     }
     if (row) store_amax(row, row_how, row_amax);
@@ -137,16 +138,20 @@ typedef struct {
     float amax[BLOCKS], mult[BLOCKS], scale[BLOCKS];
 } BlockScales;
 
+/* Block i is 16 columns of row i / ROW_BLOCKS: halved to 8 candidates, to 4, to 1. */
 static void row_block_amax(float amax[BLOCKS], const Chunk *c) {
-    for (int r = 0; r < ROWS; r++) {
-        for (int b = 0; b < ROW_BLOCKS; b++) {
-            uint32_t bits = 0;
-            for (int e = 0; e < NVFP4_BLOCK; e++) {
-                uint32_t magnitude = bits_from_f32(c->v[r][b * NVFP4_BLOCK + e]) & MAGNITUDE;
-                bits = magnitude > bits ? magnitude : bits;
-            }
-            amax[r * ROW_BLOCKS + b] = f32_from_bits(bits);
-        }
+    uint32_t eight[BLOCKS][8], four[BLOCKS][4];
+    for (int i = 0; i < BLOCKS; i++) {
+        const float *v = c->v[i / ROW_BLOCKS] + i % ROW_BLOCKS * NVFP4_BLOCK;
+        for (int j = 0; j < 8; j++)
+            eight[i][j] =
+                larger(bits_from_f32(v[j]) & MAGNITUDE, bits_from_f32(v[j + 8]) & MAGNITUDE);
+    }
+    for (int i = 0; i < BLOCKS; i++)
+        for (int j = 0; j < 4; j++) four[i][j] = larger(eight[i][j], eight[i][j + 4]);
+    for (int i = 0; i < BLOCKS; i++) {
+        uint32_t most = larger(larger(four[i][0], four[i][1]), larger(four[i][2], four[i][3]));
+        amax[i] = f32_from_bits(most);
     }
 }
 
@@ -154,8 +159,7 @@ static void token_block_amax(float amax[BLOCKS], const Chunk *c) {
     uint32_t bits[COLS] = {0};
     for (int r = 0; r < ROWS; r++) {
         for (int j = 0; j < COLS; j++) {
-            uint32_t magnitude = bits_from_f32(c->v[r][j]) & MAGNITUDE;
-            bits[j] = magnitude > bits[j] ? magnitude : bits[j];
+            bits[j] = larger(bits_from_f32(c->v[r][j]) & MAGNITUDE, bits[j]);
         }
     }
     memcpy(amax, bits, sizeof(bits));
@@ -198,20 +202,33 @@ static void philox_groups(uint32_t words[4][BLOCKS], const uint64_t groups[BLOCK
     }
 }
 
-/* The words of one sub-draw hold elements [begin, end); element e is bits [shift, shift + bits)
-   of its word. */
-static void spread_words(Dither *d, uint32_t words[4][BLOCKS], int sub, int bits,
-                         int token_operand) {
-    int per_word = bits == 24 ? 1 : 32 / bits, per_sub = 4 * per_word;
+/* The words of one sub-draw to the elements they belong to: element e of a group is the e-th piece
+   of `bits` bits, a piece of 24 being the top of a whole word. */
+static void spread_down(Dither *d, uint32_t words[4][BLOCKS], int sub, int bits) {
+    int per_word = bits == 24 ? 1 : 32 / bits;
     uint32_t mask = (1u << bits) - 1;
-    for (int i = 0; i < per_sub; i++) {
-        int e = sub * per_sub + i, shift = bits == 24 ? 8 : bits * (i % per_word);
-        const uint32_t *word = words[i / per_word];
-        if (token_operand) {
-            for (int j = 0; j < COLS; j++) d->draw[e][j] = word[j] >> shift & mask;
+    for (int i = 0; i < 4 * per_word; i++) {
+        uint32_t *draw = d->draw[sub * 4 * per_word + i];
+        int shift = bits == 24 ? 8 : bits * (i % per_word);
+        for (int j = 0; j < COLS; j++) draw[j] = words[i / per_word][j] >> shift & mask;
+    }
+}
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "pieces of a word are read as they lie");
+static void spread_along_rows(Dither *d, uint32_t words[4][BLOCKS], int sub, int bits) {
+    for (int g = 0; g < BLOCKS; g++) {
+        uint32_t word[4] = {words[0][g], words[1][g], words[2][g], words[3][g]};
+        uint32_t *draw = d->draw[g / ROW_BLOCKS] + g % ROW_BLOCKS * NVFP4_BLOCK;
+        if (bits == 8) {
+            uint8_t byte[16];
+            memcpy(byte, word, sizeof(word));
+            for (int i = 0; i < 16; i++) draw[i] = byte[i];
+        } else if (bits == 16) {
+            uint16_t half[8];
+            memcpy(half, word, sizeof(word));
+            for (int i = 0; i < 8; i++) draw[8 * sub + i] = half[i];
         } else {
-            for (int g = 0; g < BLOCKS; g++)
-                d->draw[g / ROW_BLOCKS][g % ROW_BLOCKS * NVFP4_BLOCK + e] = word[g] >> shift & mask;
+            for (int i = 0; i < 4; i++) draw[4 * sub + i] = word[i] >> 8;
         }
     }
 }
@@ -227,7 +244,8 @@ static void draw_dither(Dither *d, const Job *job, int64_t cols, int64_t row, in
     uint32_t words[4][BLOCKS];
     for (int sub = 0; sub < quantize_num_subdraws(q->how.dither_bits); sub++) {
         philox_groups(words, groups, q->tag | (uint32_t)sub, q);
-        spread_words(d, words, sub, q->how.dither_bits, q->token_operand);
+        if (q->token_operand) spread_down(d, words, sub, q->how.dither_bits);
+        else spread_along_rows(d, words, sub, q->how.dither_bits);
     }
 }
 
