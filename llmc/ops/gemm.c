@@ -29,7 +29,7 @@ void gemm_check(Tensor d, const QOperand *a, const QOperand *b, GemmEpilogue epi
 
 size_t gemm_scratch_cpu(int64_t n, int64_t k, int64_t b_count) {
     int64_t panel = PANEL * (round_up(k, ROW_ALIGN) + round_up(n, ROW_ALIGN));
-    int64_t count = omp_get_max_threads() * panel + b_count;
+    int64_t count = round_up(b_count, ROW_ALIGN) + omp_get_max_threads() * panel;
     return (size_t)count * sizeof(float);
 }
 
@@ -99,7 +99,7 @@ void gemm_cpu(Device *dev, Tensor d, const QOperand *a, const QOperand *b, GemmE
     int64_t M = a->rows, N = b->rows, K = a->k;
     int64_t b_count = b->dtype == DT_BF16 ? N * K : 0;
     float *scratch = (float *)device_scratch(dev, gemm_scratch_cpu(N, K, b_count));
-    float *panels = scratch + b_count;
+    float *panels = scratch + round_up(b_count, ROW_ALIGN);
     int64_t panel_a = PANEL * round_up(K, ROW_ALIGN);
     int64_t panel_stride = panel_a + PANEL * round_up(N, ROW_ALIGN);
     Matrix b_values = whole_operand(b, scratch);

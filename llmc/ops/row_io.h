@@ -2,7 +2,9 @@
 row_io -- how the CPU references read and write tensors: rows or spans of bf16 or f32, as f32. They
 load, compute in f32 with loops that the compiler vectorises, and store with one rounding; the dtype
 is asked once a span, never once an element. Also how rows are shared among threads, so that no
-result depends on how many threads there are. Private to the .c files of ops/.
+result depends on how many threads there are. (A sum within a row, "omp simd reduction", runs in as
+many lanes as the processor that was compiled for has: fixed for a build, not across builds.)
+Private to the .c files of ops/.
 */
 #ifndef LLMC_OPS_ROW_IO_H
 #define LLMC_OPS_ROW_IO_H
