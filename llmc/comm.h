@@ -1,5 +1,6 @@
 /*
-comm -- ranks and the collectives between them. Counts are elements, never bytes. Knows dtypes, not parameters.
+comm -- ranks and the collectives between them. Counts are elements, never bytes. Knows dtypes, not
+parameters.
   comm_none.c  one rank: every collective is the identity
   comm_mpi.c   ranks on CPUs, and the rendezvous of GPU ranks
   comm_nccl.cu ranks on GPUs; the id travels over the host communicator
@@ -32,11 +33,12 @@ struct Comm {
     void (*close)(Comm *);
 };
 
-/* The ranks of this job, in host memory. Started by mpirun: MPI is initialised. Otherwise one rank and MPI is not
-   touched. A build without MPI dies with EXIT_CONFIG when it finds itself under mpirun -np 2 or more. */
+/* The ranks of this job, in host memory. Started by mpirun: MPI is initialised. Otherwise one rank
+   and MPI is not touched. A build without MPI dies with EXIT_CONFIG when it finds itself under
+   mpirun -np 2 or more. */
 Comm *comm_host_open(void);
-/* The same ranks for device memory: the host communicator itself on a CPU, NCCL on a GPU (never started for one
-   rank). Dies with EXIT_DEVICE naming the rank. */
+/* The same ranks for device memory: the host communicator itself on a CPU, NCCL on a GPU (never
+   started for one rank). Dies with EXIT_DEVICE naming the rank. */
 Comm *comm_device_open(Comm *host, Device *device);
 
 #ifdef __cplusplus

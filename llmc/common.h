@@ -1,8 +1,10 @@
 /*
 common -- what every file may use: integer helpers, logging, and the three kinds of error.
   programmer errors  CHECK(condition, "format", values...): prints file:line and aborts
-  user errors        die(EXIT_CONFIG or EXIT_DATA, ...): names the key or file, what was found, what is legal
-  world errors       die(EXIT_DATA for disks, EXIT_DEVICE, EXIT_OOM, ...): with the system's own text
+  user errors        die(EXIT_CONFIG or EXIT_DATA, ...): names the key or file, what was found, what
+                     is legal
+  world errors       die(EXIT_DATA for disks, EXIT_DEVICE, EXIT_OOM, ...): with the system's own
+                     text
 Nothing here knows of tensors, devices or models.
 */
 #ifndef LLMC_COMMON_H
@@ -32,17 +34,19 @@ typedef enum {
     EXIT_INTERRUPTED = 130  // SIGINT or SIGTERM; a checkpoint was saved
 } ExitCode;
 
-/* Prints "error: ..." (with the rank when there are several) on stderr and ends the process, and through the
-   hook the other ranks. Never returns. */
+/* Prints "error: ..." (with the rank when there are several) on stderr and ends the process, and
+   through the hook the other ranks. Never returns. */
 void die(ExitCode code, const char *format, ...) NORETURN PRINTF_LIKE(2, 3);
 
-/* Called by die() with the exit code before the process ends: closes run records, aborts the other ranks. */
+/* Called by die() with the exit code before the process ends: closes run records, aborts the other
+   ranks. */
 void set_die_hook(void (*hook)(ExitCode code, const char *message));
 
 /* Ranks other than 0 print no log lines; errors print on every rank. Default: rank 0 of 1. */
 void log_set_rank(int rank, int world_size);
 void log_line(const char *format, ...) PRINTF_LIKE(1, 2);   // stdout, newline added, rank 0 only
-void log_warn(const char *format, ...) PRINTF_LIKE(1, 2);   // stderr, "warning: " before, rank 0 only
+// stderr, "warning: " before, rank 0 only
+void log_warn(const char *format, ...) PRINTF_LIKE(1, 2);
 
 void check_failed(const char *file, int line, const char *condition, const char *format, ...)
     NORETURN PRINTF_LIKE(4, 5);
@@ -52,11 +56,14 @@ void check_failed(const char *file, int line, const char *condition, const char 
     } while (0)
 
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-static inline int64_t round_up(int64_t a, int64_t multiple) { return ceil_div(a, multiple) * multiple; }
+static inline int64_t round_up(int64_t a, int64_t multiple) {
+    return ceil_div(a, multiple) * multiple;
+}
 static inline int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 
-void *xmalloc(size_t bytes);                 // dies with EXIT_OOM instead of returning NULL; memory is zeroed
+// dies with EXIT_OOM instead of returning NULL; memory is zeroed
+void *xmalloc(size_t bytes);
 void *xrealloc(void *p, size_t bytes);       // likewise; new bytes are not zeroed
 char *xstrdup(const char *s);
 char *format_string(const char *format, ...) PRINTF_LIKE(1, 2);   // caller frees
@@ -64,12 +71,14 @@ char *format_string(const char *format, ...) PRINTF_LIKE(1, 2);   // caller free
 /* The whole file as a NUL-terminated string (caller frees), its size in *bytes if not NULL.
    Dies with EXIT_DATA naming `what` ("config", "tokenizer") and the path when it cannot be read. */
 char *read_text_file(const char *path, const char *what, size_t *bytes);
-/* Creates the directory and its parents; dies with EXIT_DATA naming `what` and the path if that fails. */
+/* Creates the directory and its parents; dies with EXIT_DATA naming `what` and the path if that
+   fails. */
 void make_directory(const char *path, const char *what);
 int file_exists(const char *path);
 
 double now_ms(void);                         // monotonic clock, milliseconds
-uint32_t crc32_update(uint32_t crc, const void *data, size_t bytes);   // start with 0; the CRC-32 of zlib and gzip
+// start with 0; the CRC-32 of zlib and gzip
+uint32_t crc32_update(uint32_t crc, const void *data, size_t bytes);
 /* Levenshtein distance, for "did you mean"; stops counting at `limit`. */
 int edit_distance(const char *a, const char *b, int limit);
 

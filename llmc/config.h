@@ -1,8 +1,10 @@
 /*
-config -- everything a run is told: one struct, and one table with a row per key that parsing, overriding, echoing and
-help are all made from.
-  precedence   built-in defaults < model.preset < "extends" files < JSON files left to right < key=value
-  errors       die(EXIT_CONFIG) with file:line:column, the key, what is legal and the nearest spelling
+config -- everything a run is told: one struct, and one table with a row per key that parsing,
+overriding, echoing and help are all made from.
+  precedence   built-in defaults < model.preset < "extends" files < JSON files left to right <
+               key=value
+  errors       die(EXIT_CONFIG) with file:line:column, the key, what is legal and the nearest
+               spelling
 JSON may carry // comments. Sizes that need the data or the device are checked by their owners.
 */
 #ifndef LLMC_CONFIG_H
@@ -23,9 +25,11 @@ extern const char *const pos_names[NUM_POSITIONS];
 
 typedef struct {
     char preset[48];
-    char pattern[512];     // "" = layers x (attention + MLP); else one character a block: * attention, - MLP
+    // "" = layers x (attention + MLP); else one character a block: * attention, - MLP
+    char pattern[512];
     int layers;            // transformer blocks; with a pattern: its length
-    int dim, heads, kv_heads, head_dim, ffn, vocab;   // kv_heads, head_dim 0 in a file: heads, dim / heads
+    // kv_heads, head_dim 0 in a file: heads, dim / heads
+    int dim, heads, kv_heads, head_dim, ffn, vocab;
     NormKind norm;
     float norm_eps;
     ActKind act;
@@ -33,7 +37,8 @@ typedef struct {
     double rope_theta;
     int bias, tied;
     float init_std;
-    DType dtype;           // of activations and of the weights that GEMMs read: bf16, or f32 on a CPU
+    // of activations and of the weights that GEMMs read: bf16, or f32 on a CPU
+    DType dtype;
 } ModelConfig;
 
 typedef struct { char *path; double weight; } SourceConfig;      // path: a file or a glob
@@ -43,52 +48,67 @@ typedef struct { Rule *items; int count; } RuleList;
 typedef enum { BACKEND_AUTO, BACKEND_NATIVE, BACKEND_EMULATE, NUM_BACKENDS } BackendKind;
 extern const char *const backend_names[NUM_BACKENDS];
 
-typedef enum { NAN_STOP, NAN_SKIP, NUM_NAN_POLICIES } NanPolicy;   // a step whose loss or norm is not finite
+// a step whose loss or norm is not finite
+typedef enum { NAN_STOP, NAN_SKIP, NUM_NAN_POLICIES } NanPolicy;
 extern const char *const nan_names[NUM_NAN_POLICIES];
 
-typedef enum { DEVICE_CHOICE_AUTO, DEVICE_CHOICE_CPU, DEVICE_CHOICE_CUDA, NUM_DEVICE_CHOICES } DeviceChoice;
+typedef enum { DEVICE_CHOICE_AUTO, DEVICE_CHOICE_CPU, DEVICE_CHOICE_CUDA,
+              NUM_DEVICE_CHOICES } DeviceChoice;
 extern const char *const device_choice_names[NUM_DEVICE_CHOICES];
 
 typedef struct {
     ModelConfig model;
     struct { SourceList train, val; char tokenizer[1024]; int shuffle; } data;
-    struct { int micro, seq_len; int64_t total_tokens; } batch;   // total_tokens 0: micro x seq_len x ranks
+    // total_tokens 0: micro x seq_len x ranks
+    struct { int micro, seq_len; int64_t total_tokens; } batch;
     struct { int64_t steps, tokens; double epochs; } train;       // exactly one is set
     struct { float lr, betas[2], eps, weight_decay, grad_clip; } optim;
     struct { ScheduleType type; int64_t warmup_steps; float decay_frac, final_frac; } sched;
     struct {
         const Recipe *recipe;
         int keep_first, keep_last;    // blocks in BF16; keep_last -1: the recipe's share
-        RuleList rules;               // precision.rules in order, then precision.GEMM.OPERAND.FIELD keys
+        // precision.rules in order, then precision.GEMM.OPERAND.FIELD keys
+        RuleList rules;
         BackendKind backend;
     } precision;
     DeviceChoice device;
     int threads;                      // CPU threads, 0: all
     struct { int lmhead_chunks; } memory;
     struct { int64_t every, tokens; int micro; } eval;
-    struct { char dir[1024], resume[1024]; int64_t every, keep, major_every; } ckpt;   // dir "": log.dir/ckpt
+    // dir "": log.dir/ckpt
+    struct { char dir[1024], resume[1024]; int64_t every, keep, major_every; } ckpt;
     struct { float skip_loss_z, skip_grad_z; NanPolicy nan; } guard;
     struct { char dir[1024], reference[1024]; int64_t every; } log;
-    struct { char prompt[4096]; int64_t tokens; int count; float temperature; int top_k; int64_t every; } sample;
+    struct {
+        char prompt[4096];
+        int64_t tokens, every;
+        int count, top_k;
+        float temperature;
+    } sample;
     uint64_t seed;
 } Config;
 
-/* Parses `args`: paths of JSON files and key=value words, in order. Dies with EXIT_CONFIG on the first error. */
+/* Parses `args`: paths of JSON files and key=value words, in order. Dies with EXIT_CONFIG on the
+   first error. */
 void config_parse(Config *c, int num_args, char **args);
-/* Derived values and checks between keys (dim divisible by heads, warm-up shorter than training, ...). Called by
-   config_parse. `world_size` matters for batch.total_tokens and is checked by config_batch below. */
+/* Derived values and checks between keys (dim divisible by heads, warm-up shorter than training,
+   ...). Called by config_parse. `world_size` matters for batch.total_tokens and is checked by
+   config_batch below. */
 void config_free(Config *c);
 
-/* Micro-steps of one optimizer step on each rank. Dies naming batch.total_tokens and the nearest legal values. */
+/* Micro-steps of one optimizer step on each rank. Dies naming batch.total_tokens and the nearest
+   legal values. */
 int config_accumulation(const Config *c, int world_size);
 /* Tokens of one optimizer step. */
 int64_t config_step_tokens(const Config *c, int world_size);
 /* Steps of the whole run; epoch_sequences is what one pass over data.train holds. */
 int64_t config_steps(const Config *c, int world_size, int64_t epoch_sequences);
 
-/* The whole config as JSON text with every key and its resolved value (caller frees): parses back to an equal Config. */
+/* The whole config as JSON text with every key and its resolved value (caller frees): parses back
+   to an equal Config. */
 char *config_to_json(const Config *c);
-/* `help` and `help KEY` (a key, a group such as "optim", or a preset); an unknown key dies with the nearest one. */
+/* `help` and `help KEY` (a key, a group such as "optim", or a preset); an unknown key dies with the
+   nearest one. */
 void config_help(const char *key_or_null);
 /* The whole reference as Markdown, for README. */
 void config_help_markdown(void);

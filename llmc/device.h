@@ -1,7 +1,7 @@
 /*
-device -- one machine that holds tensors: a CPU or one CUDA GPU. Knows bytes, streams and clocks; nothing of
-tensors' meaning. All work of a device is ordered on one stream; functions that return data to the host wait
-for it, the others need not.
+device -- one machine that holds tensors: a CPU or one CUDA GPU. Knows bytes, streams and clocks;
+nothing of tensors' meaning. All work of a device is ordered on one stream; functions that return
+data to the host wait for it, the others need not.
 */
 #ifndef LLMC_DEVICE_H
 #define LLMC_DEVICE_H
@@ -22,15 +22,19 @@ struct Device {
     int compute_capability;      // 90 for sm_90; 0 on a CPU
     int native_fp4;              // 1 where FP4 tensor cores exist (sm_100, 103, 120, 121)
     int num_threads;             // CPU worker threads; multiprocessors on a GPU
-    double peak_bf16_flops;      // dense BF16 peak from the device table; 0 when the device is not in it
-    int sealed;                  // set after the first step: device_alloc CHECKs that nothing allocates later
-    void *scratch;               // work space that ops may use within one call; set by device_set_scratch
+    // dense BF16 peak from the device table; 0 when the device is not in it
+    double peak_bf16_flops;
+    // set after the first step: device_alloc CHECKs that nothing allocates later
+    int sealed;
+    // work space that ops may use within one call; set by device_set_scratch
+    void *scratch;
     size_t scratch_bytes;
     void *impl;                  // private: stream, library handles
     void *(*alloc)(Device *, size_t bytes);    // NULL when there is not enough memory
     void (*free)(Device *, void *);
     void (*upload)(Device *, void *dst, const void *host, size_t bytes);
-    void (*download)(Device *, void *host, const void *src, size_t bytes);   // waits until `host` is filled
+    // waits until `host` is filled
+    void (*download)(Device *, void *host, const void *src, size_t bytes);
     void (*copy)(Device *, void *dst, const void *src, size_t bytes);        // within the device
     void (*zero)(Device *, void *dst, size_t bytes);
     void (*synchronize)(Device *);
@@ -40,15 +44,18 @@ struct Device {
 
 /* num_threads 0 takes what OpenMP offers. */
 Device *device_cpu_open(int num_threads);
-/* Ordinal as CUDA counts. Dies with EXIT_DEVICE when there is no such GPU, or one older than sm_80. */
+/* Ordinal as CUDA counts. Dies with EXIT_DEVICE when there is no such GPU, or one older than sm_80.
+   */
 Device *device_cuda_open(int ordinal);
 int device_cuda_count(void);     // 0 without a driver or a GPU; never dies
 
-/* Allocates or dies with EXIT_OOM naming `what` and the sizes; CHECKs that the device is not sealed. */
+/* Allocates or dies with EXIT_OOM naming `what` and the sizes; CHECKs that the device is not
+   sealed. */
 void *device_alloc(Device *d, size_t bytes, const char *what);
 /* Fixes the scratch area of later ops; called once, before the first op. */
 void device_set_scratch(Device *d, void *base, size_t bytes);
-/* Scratch of at least `bytes`, aligned to 256; CHECKs that it fits. Contents last until the op returns. */
+/* Scratch of at least `bytes`, aligned to 256; CHECKs that it fits. Contents last until the op
+   returns. */
 void *device_scratch(Device *d, size_t bytes);
 
 #ifdef __cplusplus

@@ -12,9 +12,10 @@ Evaluation eval_open(const Config *c, const DataLoader *data) {
     int64_t wanted = c->eval.tokens > 0 ? ceil_div(c->eval.tokens, e.seq_len) : available;
     e.sequences = min_i64(wanted, available) / e.micro * e.micro;
     if (e.sequences == 0) {
-        die(EXIT_DATA, "data.val holds %lld sequences of batch.seq_len %d and eval.tokens asks for %lld: less than one "
-            "micro-batch of eval.micro %d; lower eval.micro or give more data", (long long)available, e.seq_len,
-            (long long)wanted, e.micro);
+        die(EXIT_DATA,
+            "data.val holds %lld sequences of batch.seq_len %d and eval.tokens asks for %lld: less "
+            "than one micro-batch of eval.micro %d; lower eval.micro or give more data",
+            (long long)available, e.seq_len, (long long)wanted, e.micro);
     }
     size_t bytes = (size_t)e.micro * (size_t)e.seq_len * sizeof(int32_t);
     e.inputs = (int32_t *)xmalloc(bytes);
@@ -37,7 +38,8 @@ double eval_run(Evaluation *e, Model *m, Comm *comm) {
         state.token_base = first * e->seq_len;
         d->upload(d, m->engine.state, &state, sizeof(state));
         dataloader_fill(e->data, first, e->micro, e->inputs, e->targets);
-        model_evaluate(m, e->inputs, e->targets, e->micro, e->seq_len, 1.0f / (float)((int64_t)e->micro * e->seq_len));
+        model_evaluate(m, e->inputs, e->targets, e->micro, e->seq_len,
+                       1.0f / (float)((int64_t)e->micro * e->seq_len));
         d->download(d, &state, m->engine.state, sizeof(state));
         sum += state.loss;
     }

@@ -1,6 +1,6 @@
 /*
-eval -- validation loss over a fixed set of tokens, the same whatever the batch and the number of ranks: sequences
-0 .. n-1 of the validation data in file order, in micro-batches of eval.micro.
+eval -- validation loss over a fixed set of tokens, the same whatever the batch and the number of
+ranks: sequences 0 .. n-1 of the validation data in file order, in micro-batches of eval.micro.
 */
 #ifndef LLMC_EVAL_H
 #define LLMC_EVAL_H
@@ -21,8 +21,8 @@ typedef struct {
     int32_t *inputs, *targets;  // one micro-batch on the host
 } Evaluation;
 
-/* Takes eval.tokens of the data, or all of it when eval.tokens is 0 or more than there is; whole micro-batches.
-   Dies with EXIT_DATA when there is not one. */
+/* Takes eval.tokens of the data, or all of it when eval.tokens is 0 or more than there is; whole
+   micro-batches. Dies with EXIT_DATA when there is not one. */
 Evaluation eval_open(const Config *c, const DataLoader *data);
 void eval_close(Evaluation *e);
 /* Mean loss in nats a token. Every rank calls it and gets the same number. */

@@ -1,4 +1,4 @@
-/* guard -- windows of accepted losses and norms, and the limits that follow from them; see guard.h. */
+/* guard -- windows of accepted losses and norms, and the limits that follow; see guard.h. */
 #include "guard.h"
 
 #include <math.h>

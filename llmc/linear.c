@@ -10,7 +10,9 @@
 
 static const Operand *cell(const Linear *l, GemmKind g, Side s) { return &l->plan.cell[g][s]; }
 
-static int is_quantized(const Linear *l, GemmKind g, Side s) { return format_is_quantized(cell(l, g, s)->format); }
+static int is_quantized(const Linear *l, GemmKind g, Side s) {
+    return format_is_quantized(cell(l, g, s)->format);
+}
 
 static int gemm_is_quantized(const Linear *l, GemmKind g) {
     return is_quantized(l, g, SIDE_A) || is_quantized(l, g, SIDE_B);
@@ -24,7 +26,8 @@ int linear_quantized_gemms(const Linear *l) {
 
 int linear_keeps_input(const Linear *l) { return !is_quantized(l, GEMM_WGRAD, SIDE_B); }
 
-void linear_declare(Linear *l, ParamTable *t, const char *name, int in, int out, int has_bias, float std) {
+void linear_declare(Linear *l, ParamTable *t, const char *name, int in, int out, int has_bias,
+                    float std) {
     char param[128];
     CHECK(strlen(name) < sizeof(l->name), "linear name %s is too long", name);
     memcpy(l->name, name, strlen(name) + 1);
@@ -41,12 +44,14 @@ void linear_declare(Linear *l, ParamTable *t, const char *name, int in, int out,
 /* --- buffers --- */
 
 static int shares_fprop_codes(const Linear *l) {
-    return is_quantized(l, GEMM_DGRAD, SIDE_B) && cell(l, GEMM_DGRAD, SIDE_B)->source == SOURCE_TRANSPOSED;
+    return is_quantized(l, GEMM_DGRAD, SIDE_B) &&
+           cell(l, GEMM_DGRAD, SIDE_B)->source == SOURCE_TRANSPOSED;
 }
 
 void linear_place_weights(Linear *l, Arena *a) {
     l->amax = arena_tensor(a, DT_F32, 1, NUM_GEMMS * NUM_SIDES);
-    if (is_quantized(l, GEMM_FPROP, SIDE_B)) l->w_values[0] = arena_tensor(a, DT_BF16, l->out, l->in);
+    if (is_quantized(l, GEMM_FPROP, SIDE_B))
+        l->w_values[0] = arena_tensor(a, DT_BF16, l->out, l->in);
     if (is_quantized(l, GEMM_DGRAD, SIDE_B) && !shares_fprop_codes(l)) {
         l->w_values[1] = arena_tensor(a, DT_BF16, l->out, l->in);
     }
@@ -63,7 +68,8 @@ static float *amax_slot(const Linear *l, GemmKind g, Side s) {
 }
 
 /* A quantised operand of a tensor (R,C) whose values go to `values`. */
-static QOperand quantized_operand(const Linear *l, GemmKind g, Side s, Tensor values, int along_rows) {
+static QOperand quantized_operand(const Linear *l, GemmKind g, Side s, Tensor values,
+                                  int along_rows) {
     const Operand *o = cell(l, g, s);
     QOperand q;
     memset(&q, 0, sizeof(q));
@@ -81,17 +87,26 @@ static QOperand quantized_operand(const Linear *l, GemmKind g, Side s, Tensor va
     return q;
 }
 
-static Quantizer quantizer(const Engine *e, const Linear *l, GemmKind g, Side s, int token_operand, int is_weight) {
-    Quantizer how = {*cell(l, g, s), token_operand, !is_weight,
-                     rng_quantize_tag((uint32_t)l->id, (uint32_t)g, (uint32_t)s, 0), e->seed, e->state};
+static Quantizer quantizer(const Engine *e, const Linear *l, GemmKind g, Side s, int token_operand,
+                           int is_weight) {
+    Quantizer how = {*cell(l, g, s), token_operand,
+                     !is_weight,     rng_quantize_tag((uint32_t)l->id, (uint32_t)g, (uint32_t)s, 0),
+                     e->seed,        e->state};
     return how;
 }
 
-/* The operands of one tensor for two GEMMs: `row` contracts along its columns, `token` along its rows. Each is the
-   tensor itself or its quantised values in the buffer given; an operand whose buffer and need are absent is skipped. */
-typedef struct { GemmKind gemm; Side side; Tensor values; QOperand *operand; } OperandRequest;
+/* The operands of one tensor for two GEMMs: `row` contracts along its columns, `token` along its
+   rows. Each is the tensor itself or its quantised values in the buffer given; an operand whose
+   buffer and need are absent is skipped. */
+typedef struct {
+    GemmKind gemm;
+    Side side;
+    Tensor values;
+    QOperand *operand;
+} OperandRequest;
 
-static void make_operands(Engine *e, const Linear *l, Tensor x, OperandRequest row, OperandRequest token, int is_weight) {
+static void make_operands(Engine *e, const Linear *l, Tensor x, OperandRequest row,
+                          OperandRequest token, int is_weight) {
     QOperand *row_q = NULL, *token_q = NULL;
     Quantizer row_how = quantizer(e, l, row.gemm, row.side, 0, is_weight);
     Quantizer token_how = quantizer(e, l, token.gemm, token.side, 1, is_weight);
@@ -110,14 +125,17 @@ static void make_operands(Engine *e, const Linear *l, Tensor x, OperandRequest r
         }
     }
     if (!row_q && !token_q) return;
-    e->ops->amax_pair(e->device, row_q, row_q ? &row_how : NULL, token_q, token_q ? &token_how : NULL, x);
-    e->ops->quantize_pair(e->device, row_q, row_q ? &row_how : NULL, token_q, token_q ? &token_how : NULL, x);
+    e->ops->amax_pair(e->device, row_q, row_q ? &row_how : NULL, token_q,
+                      token_q ? &token_how : NULL, x);
+    e->ops->quantize_pair(e->device, row_q, row_q ? &row_how : NULL, token_q,
+                          token_q ? &token_how : NULL, x);
 }
 
 void linear_prepare(Engine *e, Linear *l) {
     Tensor weight = e->params->params[l->weight].value;
     OperandRequest fprop = {GEMM_FPROP, SIDE_B, l->w_values[0], &l->w[GEMM_FPROP]};
-    OperandRequest dgrad = {GEMM_DGRAD, SIDE_B, l->w_values[1], shares_fprop_codes(l) ? NULL : &l->w[GEMM_DGRAD]};
+    OperandRequest dgrad = {GEMM_DGRAD, SIDE_B, l->w_values[1],
+                            shares_fprop_codes(l) ? NULL : &l->w[GEMM_DGRAD]};
     make_operands(e, l, weight, fprop, dgrad, 1);
     if (!shares_fprop_codes(l)) return;
     QOperand transposed = l->w[GEMM_FPROP];   // square tiles: the same values, read the other way
@@ -130,8 +148,8 @@ void linear_prepare(Engine *e, Linear *l) {
 /* The first `rows` rows of a buffer seen as (rows, cols). */
 static Tensor buffer_as(Tensor buffer, int64_t rows, int64_t cols) {
     if (tensor_empty(buffer)) return buffer;
-    CHECK(rows * cols <= tensor_count(buffer), "operand of %lld x %lld does not fit its buffer", (long long)rows,
-          (long long)cols);
+    CHECK(rows * cols <= tensor_count(buffer), "operand of %lld x %lld does not fit its buffer",
+          (long long)rows, (long long)cols);
     return tensor_view(buffer.data, buffer.dtype, rows, cols);
 }
 
@@ -148,16 +166,18 @@ QOperand linear_input(Engine *e, Linear *l, LinearSaved *saved, Tensor x) {
 LinearGrad linear_output_grad(Engine *e, Linear *l, Tensor dy) {
     LinearGrad grad;
     grad.dy = dy;
-    OperandRequest row = {GEMM_DGRAD, SIDE_A, buffer_as(e->row_values, dy.rows, dy.cols), &grad.row};
-    OperandRequest token = {GEMM_WGRAD, SIDE_A, buffer_as(e->token_values, dy.rows, dy.cols), &grad.token};
+    OperandRequest row = {GEMM_DGRAD, SIDE_A, buffer_as(e->row_values, dy.rows, dy.cols),
+                          &grad.row};
+    OperandRequest token = {GEMM_WGRAD, SIDE_A, buffer_as(e->token_values, dy.rows, dy.cols),
+                            &grad.token};
     make_operands(e, l, dy, row, token, 0);
     return grad;
 }
 
 /* --- the three GEMMs --- */
 
-static void run_gemm(Engine *e, const Linear *l, GemmKind g, Tensor d, const QOperand *a, const QOperand *b,
-                     GemmEpilogue epilogue) {
+static void run_gemm(Engine *e, const Linear *l, GemmKind g, Tensor d, const QOperand *a,
+                     const QOperand *b, GemmEpilogue epilogue) {
     e->quantized_gemms += gemm_is_quantized(l, g);
     e->ops->gemm(e->device, d, a, b, epilogue);
 }
@@ -168,9 +188,13 @@ void linear_forward(Engine *e, const Linear *l, Tensor out, const QOperand *x) {
     run_gemm(e, l, GEMM_FPROP, out, x, &l->w[GEMM_FPROP], epilogue);
 }
 
-void linear_backward(Engine *e, const Linear *l, Tensor dx, const LinearGrad *grad, const LinearSaved *saved) {
+void linear_backward(Engine *e, const Linear *l, Tensor dx, const LinearGrad *grad,
+                     const LinearSaved *saved) {
     GemmEpilogue overwrite = {{0}, 0}, accumulate = {{0}, 1};
-    run_gemm(e, l, GEMM_DGRAD, dx, &grad->row, &l->w[GEMM_DGRAD], overwrite);                          // out = x W^T
-    run_gemm(e, l, GEMM_WGRAD, e->params->params[l->weight].grad, &grad->token, &saved->token_x, accumulate);
-    if (l->bias >= 0) e->ops->column_sum(e->device, e->params->params[l->bias].grad, grad->dy);        // ... + bias
+    // out = x W^T
+    run_gemm(e, l, GEMM_DGRAD, dx, &grad->row, &l->w[GEMM_DGRAD], overwrite);
+    run_gemm(e, l, GEMM_WGRAD, e->params->params[l->weight].grad, &grad->token, &saved->token_x,
+             accumulate);
+    // ... + bias
+    if (l->bias >= 0) e->ops->column_sum(e->device, e->params->params[l->bias].grad, grad->dy);
 }

@@ -1,13 +1,15 @@
 /*
-linear -- y = x W^T + b and its gradients: three GEMMs, each operand in the form that the layer's plan asks for. There is
-no branch on a recipe's name and none on the device: a plain operand is the tensor itself, a quantised one comes from
-ops->quantize_pair.
+linear -- y = x W^T + b and its gradients: three GEMMs, each operand in the form that the layer's
+plan asks for. There is no branch on a recipe's name and none on the device: a plain operand is the
+tensor itself, a quantised one comes from ops->quantize_pair.
 
   once per optimizer step   linear_prepare      weight operands for fprop and dgrad
-  forward                   linear_input        row operand of x, and the token operand that wgrad will need
+  forward                   linear_input        row operand of x, and the token operand that wgrad
+  will need
                             linear_forward      out (N,OC) = x (N,C) . w (OC,C)^T + bias
   backward                  linear_output_grad  row and token operand of dy
-                            linear_backward     dx (N,C) = dy (N,OC) . w (OC,C);  dw (OC,C) += dy^T (OC,N) . x (N,C);
+                            linear_backward     dx (N,C) = dy (N,OC) . w (OC,C);  dw (OC,C) += dy^T
+                            (OC,N) . x (N,C);
                                                 dbias += column sums of dy
   dtypes    x, out, dy, dx: the model dtype; dw, dbias f32, accumulated over micro-steps
   source    arXiv:2509.25149 section 4; numerics.md 5a and 8.4
@@ -41,7 +43,8 @@ typedef struct {
     int weight, bias;            // indices in the ParamTable; bias -1: none
     LinearPlan plan;
     Tensor amax;                 // (1, 6) f32: one scalar per GEMM operand
-    Tensor w_values[2];          // quantised weight for fprop and dgrad, (out, in); empty where plain or shared
+    // quantised weight for fprop and dgrad, (out, in); empty where plain or shared
+    Tensor w_values[2];
     QOperand w[NUM_GEMMS];       // weight operands of fprop and dgrad
 } Linear;
 
@@ -55,7 +58,8 @@ typedef struct {
 typedef struct { Tensor dy; QOperand row, token; } LinearGrad;
 
 /* Adds weight (and bias) to the table; std is that of the initial weights. */
-void linear_declare(Linear *l, ParamTable *t, const char *name, int in, int out, int has_bias, float std);
+void linear_declare(Linear *l, ParamTable *t, const char *name, int in, int out, int has_bias,
+                    float std);
 /* Buffers of quantised weights; called twice by the arena protocol. */
 void linear_place_weights(Linear *l, Arena *a);
 /* Buffer for the token operand, for up to `tokens` rows. */
@@ -69,7 +73,8 @@ void linear_prepare(Engine *e, Linear *l);
 QOperand linear_input(Engine *e, Linear *l, LinearSaved *saved, Tensor x);
 void linear_forward(Engine *e, const Linear *l, Tensor out, const QOperand *x);
 LinearGrad linear_output_grad(Engine *e, Linear *l, Tensor dy);
-void linear_backward(Engine *e, const Linear *l, Tensor dx, const LinearGrad *grad, const LinearSaved *saved);
+void linear_backward(Engine *e, const Linear *l, Tensor dx, const LinearGrad *grad,
+                     const LinearSaved *saved);
 
 #ifdef __cplusplus
 }

@@ -10,8 +10,8 @@
 enum { VOCAB_ALIGN = 128 };
 
 static const char *const arena_names[NUM_ARENAS] = {
-    "parameters", "gradients", "optimizer", "quantised weights", "saved activations", "scratch activations",
-    "op workspace",
+    "parameters",        "gradients",           "optimizer",    "quantised weights",
+    "saved activations", "scratch activations", "op workspace",
 };
 
 Linear *model_linear(Model *m, int id) {
@@ -37,11 +37,12 @@ static void declare_parameters(Model *m) {
     const ModelConfig *c = &m->config;
     ParamTable *t = &m->params;
     int64_t padded_vocab = round_up(c->vocab, VOCAB_ALIGN);
-    m->embed = param_table_add(t, "embed.tokens.weight", c->vocab, c->dim, padded_vocab, 1, INIT_NORMAL, c->init_std);
+    m->embed = param_table_add(t, "embed.tokens.weight", c->vocab, c->dim, padded_vocab, 1,
+                               INIT_NORMAL, c->init_std);
     m->positions = -1;
     if (c->pos == POS_LEARNED) {
-        m->positions = param_table_add(t, "embed.positions.weight", m->max_T, c->dim, m->max_T, 1, INIT_NORMAL,
-                                       c->init_std);
+        m->positions = param_table_add(t, "embed.positions.weight", m->max_T, c->dim, m->max_T, 1,
+                                       INIT_NORMAL, c->init_std);
     }
     for (int i = 0; i < m->num_branches; i++) {
         const BlockKind *kind;
@@ -52,14 +53,17 @@ static void declare_parameters(Model *m) {
         m->blocks[i].out.id = 2 * i + 1;
     }
     m->final_norm_weight = param_table_add(t, "final_norm.weight", 1, c->dim, 1, 0, INIT_ONE, 0);
-    m->final_norm_bias = c->norm == NORM_LAYERNORM ? param_table_add(t, "final_norm.bias", 1, c->dim, 1, 0, INIT_ZERO, 0)
-                                                   : -1;
-    m->head = c->tied ? m->embed : param_table_add(t, "head.weight", c->vocab, c->dim, padded_vocab, 1, INIT_NORMAL,
-                                                   c->init_std);
+    m->final_norm_bias = c->norm == NORM_LAYERNORM
+                             ? param_table_add(t, "final_norm.bias", 1, c->dim, 1, 0, INIT_ZERO, 0)
+                             : -1;
+    m->head = c->tied ? m->embed
+                      : param_table_add(t, "head.weight", c->vocab, c->dim, padded_vocab, 1,
+                                        INIT_NORMAL, c->init_std);
     param_table_seal(t, c->dtype);
 }
 
-/* The rules of a run: first and last blocks kept in BF16, then the config's own, which can take that back. */
+/* The rules of a run: first and last blocks kept in BF16, then the config's own, which can take
+   that back. */
 static Rule *run_rules(const Model *m, const Config *c, int *count) {
     int blocks = m->config.layers;
     int last = c->precision.keep_last;
@@ -77,7 +81,9 @@ static Rule *run_rules(const Model *m, const Config *c, int *count) {
         snprintf(rule->layers, sizeof(rule->layers), "blocks.%d-%d.*", ranges[i][0], ranges[i][1]);
         rule->recipe = recipe_find("bf16");
     }
-    for (int i = 0; i < c->precision.rules.count; i++) rules[(*count)++] = c->precision.rules.items[i];
+    for (int i = 0; i < c->precision.rules.count; i++) {
+        rules[(*count)++] = c->precision.rules.items[i];
+    }
     return rules;
 }
 
@@ -87,15 +93,19 @@ static void resolve_plans(Model *m, const Config *c) {
     for (int id = 0; id < model_num_linears(m); id++) {
         Linear *l = model_linear(m, id);
         l->plan = recipe_resolve(c->precision.recipe, rules, num_rules, l->name);
-        const char *error = recipe_error(&l->plan, l->in, l->out, (int64_t)c->batch.micro * c->batch.seq_len);
+        const char *error =
+            recipe_error(&l->plan, l->in, l->out, (int64_t)c->batch.micro * c->batch.seq_len);
         if (!error && linear_quantized_gemms(l)) {
-            error = recipe_error(&l->plan, l->in, l->out, (int64_t)c->eval.micro * c->batch.seq_len);
+            error =
+                recipe_error(&l->plan, l->in, l->out, (int64_t)c->eval.micro * c->batch.seq_len);
         }
         if (error) die(EXIT_CONFIG, "precision of %s: %s", l->name, error);
         m->quantized |= linear_quantized_gemms(l) > 0;
         int is_f32 = l->plan.cell[GEMM_FPROP][SIDE_A].format == FORMAT_F32;
         if (is_f32 != (m->config.dtype == DT_F32)) {
-            die(EXIT_CONFIG, "precision of %s: recipe f32 and model.dtype f32 belong together; set both or neither",
+            die(EXIT_CONFIG,
+                "precision of %s: recipe f32 and model.dtype f32 belong together; set both "
+                "or neither",
                 l->name);
         }
     }
@@ -119,7 +129,10 @@ void model_declare(Model *m, const Config *c) {
 
 /* --- memory --- */
 
-typedef struct { int64_t core_in, core_out, linear; int64_t weight; } Widest;
+typedef struct {
+    int64_t core_in, core_out, linear;
+    int64_t weight;
+} Widest;
 
 static Widest widest_of(Model *m) {
     Widest w = {m->config.dim, m->config.dim, m->config.dim, 0};
@@ -141,7 +154,8 @@ static void place_activations(Model *m, Arena *saved, Arena *scratch, int traini
     const ModelConfig *c = &m->config;
     Widest w = widest_of(m);
     int64_t N = m->max_tokens;
-    for (int i = 0; i <= m->num_branches; i++) m->residual[i] = arena_tensor(saved, c->dtype, N, c->dim);
+    for (int i = 0; i <= m->num_branches; i++)
+        m->residual[i] = arena_tensor(saved, c->dtype, N, c->dim);
     for (int i = 0; i < m->num_branches; i++) block_place(&m->blocks[i], saved, N);
     m->final_stats.mean = arena_tensor(saved, DT_F32, N, 1);
     m->final_stats.rstd = arena_tensor(saved, DT_F32, N, 1);
@@ -153,7 +167,8 @@ static void place_activations(Model *m, Arena *saved, Arena *scratch, int traini
     m->engine.row_values = arena_tensor(scratch, DT_BF16, N, w.linear);
     m->tokens = arena_tensor(scratch, DT_I32, N, 1);
     m->targets = arena_tensor(scratch, DT_I32, N, 1);
-    m->logits = arena_tensor(scratch, c->dtype, head_rows(m), m->params.params[m->head].padded_rows);
+    m->logits =
+        arena_tensor(scratch, c->dtype, head_rows(m), m->params.params[m->head].padded_rows);
     m->losses = arena_tensor(scratch, DT_F32, N, 1);
     m->dresidual = arena_tensor(scratch, c->dtype, N, c->dim);
     if (!training) return;
@@ -166,11 +181,14 @@ static void place_activations(Model *m, Arena *saved, Arena *scratch, int traini
 static OpLimits limits_of(Model *m, const Config *c) {
     Widest w = widest_of(m);
     OpLimits limits = {
-        .tokens = m->max_tokens, .max_cols = max_i64(w.linear, w.core_in), .max_weight = w.weight,
-        .logits_rows = head_rows(m), .padded_vocab = m->params.params[m->head].padded_rows,
+        .tokens = m->max_tokens,
+        .max_cols = max_i64(w.linear, w.core_in),
+        .max_weight = w.weight,
+        .logits_rows = head_rows(m),
+        .padded_vocab = m->params.params[m->head].padded_rows,
         .num_elements = m->params.num_elements,
-        .attention = {(int)max_i64(c->batch.micro, c->eval.micro), c->batch.seq_len, c->model.heads, c->model.kv_heads,
-                      c->model.head_dim},
+        .attention = {(int)max_i64(c->batch.micro, c->eval.micro), c->batch.seq_len, c->model.heads,
+                      c->model.kv_heads, c->model.head_dim},
     };
     return limits;
 }
@@ -178,17 +196,22 @@ static OpLimits limits_of(Model *m, const Config *c) {
 /* One run of the arena protocol: measures, or hands out addresses. */
 static void layout(Model *m, const Config *c, const Ops *ops, int training) {
     Arena *a = m->arenas;
-    param_table_place(&m->params, &a[ARENA_PARAMETERS], &a[ARENA_GRADIENTS], &a[ARENA_OPTIMIZER], training);
-    for (int id = 0; id < model_num_linears(m); id++) linear_place_weights(model_linear(m, id), &a[ARENA_WEIGHTS]);
-    m->engine.state = (StepState *)arena_tensor(&a[ARENA_WEIGHTS], DT_U8, 1, sizeof(StepState)).data;
+    param_table_place(&m->params, &a[ARENA_PARAMETERS], &a[ARENA_GRADIENTS], &a[ARENA_OPTIMIZER],
+                      training);
+    for (int id = 0; id < model_num_linears(m); id++)
+        linear_place_weights(model_linear(m, id), &a[ARENA_WEIGHTS]);
+    m->engine.state =
+        (StepState *)arena_tensor(&a[ARENA_WEIGHTS], DT_U8, 1, sizeof(StepState)).data;
     if (m->config.pos == POS_ROPE) {
         m->rope_table = arena_tensor(&a[ARENA_WEIGHTS], DT_F32, m->max_T, m->config.head_dim);
         for (int i = 0; i < m->num_branches; i++) m->blocks[i].rope_table = m->rope_table;
     }
     place_activations(m, &a[ARENA_SAVED], &a[ARENA_SCRATCH], training);
     OpLimits limits = limits_of(m, c);
-    Tensor workspace = arena_tensor(&a[ARENA_WORKSPACE], DT_U8, 1, (int64_t)ops->scratch_bytes(&limits));
-    if (workspace.data) device_set_scratch(m->engine.device, workspace.data, tensor_bytes(workspace));
+    Tensor workspace =
+        arena_tensor(&a[ARENA_WORKSPACE], DT_U8, 1, (int64_t)ops->scratch_bytes(&limits));
+    if (workspace.data)
+        device_set_scratch(m->engine.device, workspace.data, tensor_bytes(workspace));
 }
 
 void model_measure(Model *m, const Config *c, Device *d, const Ops *ops, int training) {
@@ -226,7 +249,8 @@ void model_free(Model *m) {
 }
 
 void model_prepare_weights(Model *m) {
-    for (int id = 0; id < model_num_linears(m); id++) linear_prepare(&m->engine, model_linear(m, id));
+    for (int id = 0; id < model_num_linears(m); id++)
+        linear_prepare(&m->engine, model_linear(m, id));
 }
 
 void model_zero_gradients(Model *m) {
@@ -246,7 +270,8 @@ static Tensor grad_of(const Model *m, int index) {
 }
 
 static NormStats final_stats(const Model *m, int64_t N) {
-    NormStats stats = {tensor_rows(m->final_stats.mean, 0, N), tensor_rows(m->final_stats.rstd, 0, N)};
+    NormStats stats = {tensor_rows(m->final_stats.mean, 0, N),
+                       tensor_rows(m->final_stats.rstd, 0, N)};
     return stats;
 }
 
@@ -254,47 +279,57 @@ static NormStats final_stats(const Model *m, int64_t N) {
 static void forward(Model *m, const int32_t *tokens, int B, int T) {
     Engine *e = &m->engine;
     int64_t N = (int64_t)B * T;
-    CHECK(N <= m->max_tokens && T <= m->max_T, "batch %d x %d exceeds the planned %lld tokens", B, T,
-          (long long)m->max_tokens);
+    CHECK(N <= m->max_tokens && T <= m->max_T, "batch %d x %d exceeds the planned %lld tokens", B,
+          T, (long long)m->max_tokens);
     e->device->upload(e->device, m->tokens.data, tokens, (size_t)N * sizeof(int32_t));
-    e->ops->embedding_forward(e->device, tensor_rows(m->residual[0], 0, N), tensor_view(m->tokens.data, DT_I32, B, T),
-                              value_of(m, m->embed), value_of(m, m->positions));
+    e->ops->embedding_forward(e->device, tensor_rows(m->residual[0], 0, N),
+                              tensor_view(m->tokens.data, DT_I32, B, T), value_of(m, m->embed),
+                              value_of(m, m->positions));
     for (int i = 0; i < m->num_branches; i++) {
         block_forward(e, &m->blocks[i], &m->scratch, tensor_rows(m->residual[i + 1], 0, N),
                       tensor_rows(m->residual[i], 0, N), T);
     }
-    e->ops->norm[m->config.norm].forward(e->device, tensor_rows(m->final_out, 0, N), final_stats(m, N),
-                                         tensor_rows(m->residual[m->num_branches], 0, N),
-                                         value_of(m, m->final_norm_weight), value_of(m, m->final_norm_bias),
-                                         m->config.norm_eps);
+    e->ops->norm[m->config.norm].forward(
+        e->device, tensor_rows(m->final_out, 0, N), final_stats(m, N),
+        tensor_rows(m->residual[m->num_branches], 0, N), value_of(m, m->final_norm_weight),
+        value_of(m, m->final_norm_bias), m->config.norm_eps);
 }
 
-static FormatId plain_format(const Model *m) { return m->config.dtype == DT_F32 ? FORMAT_F32 : FORMAT_BF16; }
+static FormatId plain_format(const Model *m) {
+    return m->config.dtype == DT_F32 ? FORMAT_F32 : FORMAT_BF16;
+}
 
-/* Logits and losses, chunk by chunk; with training also d loss / d final_out, left in dfinal, and the head's gradient. */
+/* Logits and losses, chunk by chunk; with training also d loss / d final_out, left in dfinal, and
+   the head's gradient. */
 static void head(Model *m, const int32_t *targets, int64_t N, float loss_scale, Tensor dfinal) {
     Engine *e = &m->engine;
     FormatId plain = plain_format(m);
     GemmEpilogue overwrite = {{0}, 0}, accumulate = {{0}, 1};
     Tensor weight = value_of(m, m->head);
-    QOperand w = operand_from_tensor(weight, plain, 1), w_transposed = operand_from_tensor(weight, plain, 0);
+    QOperand w = operand_from_tensor(weight, plain, 1),
+             w_transposed = operand_from_tensor(weight, plain, 0);
     e->device->upload(e->device, m->targets.data, targets, (size_t)N * sizeof(int32_t));
     for (int64_t begin = 0; begin < N; begin += m->logits.rows) {
         int64_t rows = min_i64(m->logits.rows, N - begin);
         Tensor x = tensor_rows(m->final_out, begin, rows), logits = tensor_rows(m->logits, 0, rows);
-        QOperand row_x = operand_from_tensor(x, plain, 1), token_x = operand_from_tensor(x, plain, 0);
+        QOperand row_x = operand_from_tensor(x, plain, 1),
+                 token_x = operand_from_tensor(x, plain, 0);
         e->ops->gemm(e->device, logits, &row_x, &w, overwrite);
         e->ops->cross_entropy(e->device, tensor_rows(m->losses, begin, rows), logits,
-                              tensor_rows(m->targets, begin, rows), m->config.vocab, e->training ? loss_scale : 0.0f);
+                              tensor_rows(m->targets, begin, rows), m->config.vocab,
+                              e->training ? loss_scale : 0.0f);
         if (!e->training) continue;
-        QOperand row_dy = operand_from_tensor(logits, plain, 1), token_dy = operand_from_tensor(logits, plain, 0);
-        e->ops->gemm(e->device, tensor_rows(dfinal, begin, rows), &row_dy, &w_transposed, overwrite);
+        QOperand row_dy = operand_from_tensor(logits, plain, 1),
+                 token_dy = operand_from_tensor(logits, plain, 0);
+        e->ops->gemm(e->device, tensor_rows(dfinal, begin, rows), &row_dy, &w_transposed,
+                     overwrite);
         e->ops->gemm(e->device, grad_of(m, m->head), &token_dy, &token_x, accumulate);
     }
     e->ops->sum(e->device, &e->state->loss, tensor_rows(m->losses, 0, N), loss_scale);
 }
 
-void model_forward_backward(Model *m, const int32_t *tokens, const int32_t *targets, int B, int T, float loss_scale) {
+void model_forward_backward(Model *m, const int32_t *tokens, const int32_t *targets, int B, int T,
+                            float loss_scale) {
     Engine *e = &m->engine;
     int64_t N = (int64_t)B * T;
     CHECK(e->training, "model_forward_backward on a model that was placed for evaluation");
@@ -304,8 +339,9 @@ void model_forward_backward(Model *m, const int32_t *tokens, const int32_t *targ
 
     Tensor dx = tensor_rows(m->dresidual, 0, N);
     e->device->zero(e->device, dx.data, tensor_bytes(dx));
-    e->ops->norm[m->config.norm].backward(e->device, dx, grad_of(m, m->final_norm_weight), grad_of(m, m->final_norm_bias),
-                                          dfinal, tensor_rows(m->residual[m->num_branches], 0, N),
+    e->ops->norm[m->config.norm].backward(e->device, dx, grad_of(m, m->final_norm_weight),
+                                          grad_of(m, m->final_norm_bias), dfinal,
+                                          tensor_rows(m->residual[m->num_branches], 0, N),
                                           value_of(m, m->final_norm_weight), final_stats(m, N));
     for (int i = m->num_branches - 1; i >= 0; i--) {
         block_backward(e, &m->blocks[i], &m->scratch, dx, tensor_rows(m->residual[i], 0, N), T);
@@ -314,7 +350,8 @@ void model_forward_backward(Model *m, const int32_t *tokens, const int32_t *targ
                                tensor_view(m->tokens.data, DT_I32, B, T));
 }
 
-void model_evaluate(Model *m, const int32_t *tokens, const int32_t *targets, int B, int T, float loss_scale) {
+void model_evaluate(Model *m, const int32_t *tokens, const int32_t *targets, int B, int T,
+                    float loss_scale) {
     Tensor none = {0};
     int training = m->engine.training;
     m->engine.training = 0;
@@ -323,14 +360,16 @@ void model_evaluate(Model *m, const int32_t *tokens, const int32_t *targets, int
     m->engine.training = training;
 }
 
-/* A quantised forward pass takes rows in multiples of 32; a sequence that is none runs as several copies of itself. */
+/* A quantised forward pass takes rows in multiples of 32; a sequence that is none runs as several
+   copies of itself. */
 static void forward_one(Model *m, const int32_t *tokens, int T) {
     int copies = 1;
     if (m->quantized) {
         while ((int64_t)copies * T % 32 != 0) copies *= 2;
     }
     int32_t *batch = (int32_t *)xmalloc((size_t)copies * (size_t)T * sizeof(int32_t));
-    for (int i = 0; i < copies; i++) memcpy(batch + (size_t)i * (size_t)T, tokens, (size_t)T * sizeof(int32_t));
+    for (int i = 0; i < copies; i++)
+        memcpy(batch + (size_t)i * (size_t)T, tokens, (size_t)T * sizeof(int32_t));
     int training = m->engine.training;
     m->engine.training = 0;
     forward(m, batch, copies, T);

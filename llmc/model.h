@@ -1,13 +1,13 @@
 /*
-model -- a decoder language model from config fields alone: token vectors (and positions), residual blocks after the
-pattern, final norm, output head. Owns the arenas; knows no files, steps or ranks.
+model -- a decoder language model from config fields alone: token vectors (and positions), residual
+blocks after the pattern, final norm, output head. Owns the arenas; knows no files, steps or ranks.
 
   embed -> block 0 -> ... -> block n-1 -> final norm -> head -> cross entropy
-Precision: blocks' linears follow the recipe and its rules; embedding, norms, attention products and head stay in the
-model dtype (arXiv:2509.25149 section 4.1).
+Precision: blocks' linears follow the recipe and its rules; embedding, norms, attention products and
+head stay in the model dtype (arXiv:2509.25149 section 4.1).
 
-Memory (arenas by lifetime): parameters, gradients, optimizer, quantised weights, saved activations, scratch activations,
-op workspace. All of it is taken in model_build; nothing later allocates.
+Memory (arenas by lifetime): parameters, gradients, optimizer, quantised weights, saved activations,
+scratch activations, op workspace. All of it is taken in model_build; nothing later allocates.
 */
 #ifndef LLMC_MODEL_H
 #define LLMC_MODEL_H
@@ -19,7 +19,8 @@ extern "C" {
 #endif
 
 typedef enum {
-    ARENA_PARAMETERS, ARENA_GRADIENTS, ARENA_OPTIMIZER, ARENA_WEIGHTS, ARENA_SAVED, ARENA_SCRATCH, ARENA_WORKSPACE,
+    ARENA_PARAMETERS, ARENA_GRADIENTS, ARENA_OPTIMIZER, ARENA_WEIGHTS, ARENA_SAVED, ARENA_SCRATCH,
+    ARENA_WORKSPACE,
     NUM_ARENAS
 } ArenaId;
 
@@ -30,7 +31,8 @@ typedef struct {
     Block *blocks;               // residual branches, in order
     int num_branches;
     int quantized;               // 1: some GEMM of some linear has a quantised operand
-    int embed, positions, final_norm_weight, final_norm_bias, head;   // indices in the ParamTable; -1: none
+    // indices in the ParamTable; -1: none
+    int embed, positions, final_norm_weight, final_norm_bias, head;
     int64_t max_tokens;          // rows that the activation buffers hold
     int max_T;                   // longest sequence
     int head_chunks;             // the head works on max_tokens / head_chunks rows at a time
@@ -50,10 +52,11 @@ typedef struct {
 static inline int model_num_linears(const Model *m) { return 2 * m->num_branches; }
 Linear *model_linear(Model *m, int id);
 
-/* Declares parameters and resolves each linear's plan; refuses (EXIT_CONFIG) a plan that cannot run, naming the linear.
-   Allocates nothing: enough for `plan` and --dry-run. */
+/* Declares parameters and resolves each linear's plan; refuses (EXIT_CONFIG) a plan that cannot
+   run, naming the linear. Allocates nothing: enough for `plan` and --dry-run. */
 void model_declare(Model *m, const Config *c);
-/* Lays out and takes all memory. training 0: forward only. Weights are undefined until model_init or a checkpoint. */
+/* Lays out and takes all memory. training 0: forward only. Weights are undefined until model_init
+   or a checkpoint. */
 void model_place(Model *m, const Config *c, Device *d, const Ops *ops, int training);
 /* Bytes of each arena for this config, without taking them (same call sequence as model_place). */
 void model_measure(Model *m, const Config *c, Device *d, const Ops *ops, int training);
@@ -63,17 +66,21 @@ void model_free(Model *m);
 /* After weights changed: once per optimizer step. */
 void model_prepare_weights(Model *m);
 void model_zero_gradients(Model *m);
-/* One micro-step: adds gradients, and to state->loss the sum of the losses times loss_scale. tokens and targets are
-   host memory, (B,T). */
-void model_forward_backward(Model *m, const int32_t *tokens, const int32_t *targets, int B, int T, float loss_scale);
+/* One micro-step: adds gradients, and to state->loss the sum of the losses times loss_scale. tokens
+   and targets are host memory, (B,T). */
+void model_forward_backward(Model *m, const int32_t *tokens, const int32_t *targets, int B, int T,
+                            float loss_scale);
 /* Forward only: adds the sum of the losses times loss_scale to state->loss. */
-void model_evaluate(Model *m, const int32_t *tokens, const int32_t *targets, int B, int T, float loss_scale);
+void model_evaluate(Model *m, const int32_t *tokens, const int32_t *targets, int B, int T,
+                    float loss_scale);
 /* Forward of one sequence; logits of position `at` to host memory, vocab values. */
 void model_logits(Model *m, const int32_t *tokens, int T, int at, float *logits);
 
-/* 6 * (weights in matrix products, head included) + 6 * attention layers * heads * head_dim * seq_len (causal half). */
+/* 6 * (weights in matrix products, head included) + 6 * attention layers * heads * head_dim *
+   seq_len (causal half). */
 double model_flops_per_token(const Model *m, int seq_len);
-int64_t model_matrix_weights(const Model *m);   // weights of blocks' linears: what a recipe may quantise
+// weights of blocks' linears: what a recipe may quantise
+int64_t model_matrix_weights(const Model *m);
 
 #ifdef __cplusplus
 }

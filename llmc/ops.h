@@ -1,6 +1,6 @@
 /*
-ops -- the table of operations: one row an op, one table per device. Everything above this layer calls through it and
-never asks which device it is on. What each op computes is in ops/NAME.h.
+ops -- the table of operations: one row an op, one table per device. Everything above this layer
+calls through it and never asks which device it is on. What each op computes is in ops/NAME.h.
 */
 #ifndef LLMC_OPS_H
 #define LLMC_OPS_H
@@ -40,18 +40,23 @@ typedef struct Ops {
     size_t (*scratch_bytes)(const OpLimits *limits);
 
     void (*embedding_forward)(Device *, Tensor out, Tensor tokens, Tensor table, Tensor positions);
-    void (*embedding_backward)(Device *, Tensor dtable, Tensor dpositions, Tensor dout, Tensor tokens);
+    void (*embedding_backward)(Device *, Tensor dtable, Tensor dpositions, Tensor dout,
+                               Tensor tokens);
     NormOp norm[NUM_NORMS];
     void (*rope_forward)(Device *, Tensor qkv, Tensor table, AttentionDims);
     void (*rope_backward)(Device *, Tensor dqkv, Tensor table, AttentionDims);
     void (*attention_forward)(Device *, Tensor out, Tensor lse, Tensor qkv, AttentionDims);
-    void (*attention_backward)(Device *, Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, AttentionDims);
+    void (*attention_backward)(Device *, Tensor dqkv, Tensor dout, Tensor out, Tensor lse,
+                               Tensor qkv, AttentionDims);
     void (*activation_forward)(Device *, Tensor out, Tensor x, ActKind);
     void (*activation_backward)(Device *, Tensor dx, Tensor dout, Tensor x, ActKind);
     void (*residual_forward)(Device *, Tensor out, Tensor a, Tensor b);
-    void (*cross_entropy)(Device *, Tensor losses, Tensor logits, Tensor targets, int vocab, float dloss);
-    void (*amax_pair)(Device *, QOperand *row, const Quantizer *, QOperand *token, const Quantizer *, Tensor x);
-    void (*quantize_pair)(Device *, QOperand *row, const Quantizer *, QOperand *token, const Quantizer *, Tensor x);
+    void (*cross_entropy)(Device *, Tensor losses, Tensor logits, Tensor targets, int vocab,
+                          float dloss);
+    void (*amax_pair)(Device *, QOperand *row, const Quantizer *, QOperand *token,
+                      const Quantizer *, Tensor x);
+    void (*quantize_pair)(Device *, QOperand *row, const Quantizer *, QOperand *token,
+                          const Quantizer *, Tensor x);
     void (*hadamard)(Device *, Tensor out, Tensor x, int along_rows, Signs);
     void (*gemm)(Device *, Tensor d, const QOperand *a, const QOperand *b, GemmEpilogue);
     void (*column_sum)(Device *, Tensor db, Tensor dout);

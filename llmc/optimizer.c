@@ -12,15 +12,17 @@ static void update(Model *m, int64_t begin, int64_t end, AdamWConfig config) {
     const ParamTable *t = &m->params;
     if (begin == end) return;
     AdamWTensors tensors = {
-        range(t->value, begin, end - begin), range(t->master, begin, end - begin), range(t->m, begin, end - begin),
-        range(t->v, begin, end - begin), range(t->grad, begin, end - begin),
+        range(t->value, begin, end - begin), range(t->master, begin, end - begin),
+        range(t->m, begin, end - begin),     range(t->v, begin, end - begin),
+        range(t->grad, begin, end - begin),
     };
     m->engine.ops->adamw(m->engine.device, tensors, config, m->engine.state);
 }
 
 void optimizer_step(Model *m, const Config *c) {
     Engine *e = &m->engine;
-    AdamWConfig decayed = {c->optim.betas[0], c->optim.betas[1], c->optim.eps, c->optim.weight_decay};
+    AdamWConfig decayed = {c->optim.betas[0], c->optim.betas[1], c->optim.eps,
+                           c->optim.weight_decay};
     AdamWConfig plain = decayed;
     plain.weight_decay = 0;
     e->ops->global_norm(e->device, &e->state->grad_norm, m->params.grad);
@@ -29,7 +31,8 @@ void optimizer_step(Model *m, const Config *c) {
     update(m, m->params.num_decayed, m->params.num_elements, plain);
 }
 
-StepState optimizer_state(const Config *c, int64_t step, float lr, float loss_limit, float grad_norm_limit) {
+StepState optimizer_state(const Config *c, int64_t step, float lr, float loss_limit,
+                          float grad_norm_limit) {
     StepState s;
     memset(&s, 0, sizeof(s));
     s.step = (uint32_t)step;

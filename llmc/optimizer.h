@@ -1,6 +1,6 @@
 /*
-optimizer -- one AdamW step over the whole ParamTable: the global gradient norm, the decision whether to apply the step,
-and two updates, of the decayed matrices and of the rest.
+optimizer -- one AdamW step over the whole ParamTable: the global gradient norm, the decision
+whether to apply the step, and two updates, of the decayed matrices and of the rest.
 */
 #ifndef LLMC_OPTIMIZER_H
 #define LLMC_OPTIMIZER_H
@@ -12,11 +12,12 @@ and two updates, of the decayed matrices and of the rest.
 extern "C" {
 #endif
 
-/* Gradients hold the sum over all micro-steps and ranks, state->loss the mean loss. Fills the second group of the
-   StepState and, unless it says skip, updates master, m, v and value. */
+/* Gradients hold the sum over all micro-steps and ranks, state->loss the mean loss. Fills the
+   second group of the StepState and, unless it says skip, updates master, m, v and value. */
 void optimizer_step(Model *m, const Config *c);
 /* What the host writes into the StepState before the first micro-step of optimizer step `step`. */
-StepState optimizer_state(const Config *c, int64_t step, float lr, float loss_limit, float grad_norm_limit);
+StepState optimizer_state(const Config *c, int64_t step, float lr, float loss_limit,
+                          float grad_norm_limit);
 
 #ifdef __cplusplus
 }

@@ -9,7 +9,10 @@
 
 /* --- growing text --- */
 
-typedef struct { char *text; size_t length, capacity; } Text;
+typedef struct {
+    char *text;
+    size_t length, capacity;
+} Text;
 
 PRINTF_LIKE(2, 3)
 static void text_add(Text *t, const char *format, ...) {
@@ -35,18 +38,22 @@ static void gemm_line(Text *t, const char *name, const LinearPlan *plan, GemmKin
     int quantized = format_is_quantized(left->format) || format_is_quantized(right->format);
     operand_describe(left, a, sizeof(a));
     operand_describe(right, b, sizeof(b));
-    text_add(t, "%-26s %s  %-2s %-22s %s %-22s %s\n", name, gemm_names[g], operand_names[g][SIDE_A], a,
-             operand_names[g][SIDE_B], b, quantized ? "emulated" : formats[left->format].name);
+    text_add(t, "%-26s %s  %-2s %-22s %s %-22s %s\n", name, gemm_names[g], operand_names[g][SIDE_A],
+             a, operand_names[g][SIDE_B], b, quantized ? "emulated" : formats[left->format].name);
 }
 
-static int same_plan(const LinearPlan *a, const LinearPlan *b) { return memcmp(a, b, sizeof(*a)) == 0; }
+static int same_plan(const LinearPlan *a, const LinearPlan *b) {
+    return memcmp(a, b, sizeof(*a)) == 0;
+}
 
-/* The last branch, `stride` apart, that continues a run of blocks with the plans of branch `first`. */
+/* The last branch, `stride` apart, that continues a run of blocks with the plans of branch `first`.
+   */
 static int last_alike(Model *m, int first, int stride) {
     int last = first;
     while (last + stride < m->num_branches) {
         const Block *a = &m->blocks[last], *b = &m->blocks[last + stride];
-        int continues = b->kind == a->kind && b->index == a->index + 1 && same_plan(&a->in.plan, &b->in.plan) &&
+        int continues = b->kind == a->kind && b->index == a->index + 1 &&
+                        same_plan(&a->in.plan, &b->in.plan) &&
                         same_plan(&a->out.plan, &b->out.plan);
         if (!continues) break;
         last += stride;
@@ -54,12 +61,14 @@ static int last_alike(Model *m, int first, int stride) {
     return last;
 }
 
-static void linear_lines(Text *t, const Block *first, const Block *last, const Linear *l, const char *linear_name) {
+static void linear_lines(Text *t, const Block *first, const Block *last, const Linear *l,
+                         const char *linear_name) {
     char name[96];
     if (first == last) {
         snprintf(name, sizeof(name), "%s", l->name);
     } else {
-        snprintf(name, sizeof(name), "blocks.%d-%d.%s.%s", first->index, last->index, first->kind->name, linear_name);
+        snprintf(name, sizeof(name), "blocks.%d-%d.%s.%s", first->index, last->index,
+                 first->kind->name, linear_name);
     }
     for (int g = 0; g < NUM_GEMMS; g++) gemm_line(t, name, &l->plan, (GemmKind)g);
 }
@@ -86,19 +95,23 @@ char *plan_precision_text(Model *m, int brief) {
 
 int plan_quantized_gemms(Model *m) {
     int count = 0;
-    for (int id = 0; id < model_num_linears(m); id++) count += linear_quantized_gemms(model_linear(m, id));
+    for (int id = 0; id < model_num_linears(m); id++) {
+        count += linear_quantized_gemms(model_linear(m, id));
+    }
     return count;
 }
 
 void plan_precision_tag(Model *m, const Config *c, char *buffer, int size) {
-    snprintf(buffer, size, "%s%s", c->precision.recipe->name, plan_quantized_gemms(m) ? "(emulated)" : "");
+    snprintf(buffer, size, "%s%s", c->precision.recipe->name,
+             plan_quantized_gemms(m) ? "(emulated)" : "");
 }
 
 /* --- memory --- */
 
 size_t plan_memory_bytes(const Model *m) {
     size_t bytes = 0;
-    for (int i = 0; i < NUM_ARENAS; i++) bytes += max_i64((int64_t)m->arenas[i].size, (int64_t)m->arenas[i].used);
+    for (int i = 0; i < NUM_ARENAS; i++)
+        bytes += max_i64((int64_t)m->arenas[i].size, (int64_t)m->arenas[i].used);
     return bytes;
 }
 

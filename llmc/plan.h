@@ -1,6 +1,6 @@
 /*
-plan -- says what a run will do before it does it: which format each GEMM of each linear really uses, memory by arena,
-tokens and FLOPs of a step. Text only; it decides nothing.
+plan -- says what a run will do before it does it: which format each GEMM of each linear really
+uses, memory by arena, tokens and FLOPs of a step. Text only; it decides nothing.
 */
 #ifndef LLMC_PLAN_H
 #define LLMC_PLAN_H
@@ -12,13 +12,15 @@ tokens and FLOPs of a step. Text only; it decides nothing.
 extern "C" {
 #endif
 
-/* One line per linear and GEMM; with `brief`, blocks that agree share a line ("blocks.0-9.attn.qkv"). Caller frees. */
+/* One line per linear and GEMM; with `brief`, blocks that agree share a line
+   ("blocks.0-9.attn.qkv"). Caller frees. */
 char *plan_precision_text(Model *m, int brief);
 /* Arena sizes in MiB, after model_measure or model_place. Caller frees. */
 char *plan_memory_text(const Model *m);
 /* Bytes of all arenas. */
 size_t plan_memory_bytes(const Model *m);
-/* GEMMs of one micro-step (forward and backward) with a quantised operand: what Engine.quantized_gemms counts. */
+/* GEMMs of one micro-step (forward and backward) with a quantised operand: what
+   Engine.quantized_gemms counts. */
 int plan_quantized_gemms(Model *m);
 /* "bf16", or "nvfp4(emulated)" when some GEMM is quantised: the tag of every log line. */
 void plan_precision_tag(Model *m, const Config *c, char *buffer, int size);

@@ -1,7 +1,8 @@
 /*
-recipe -- precision as data. A linear layer has three GEMMs with two operands each; a recipe is a table of these six
-cells, a cell says how one operand is brought into its format. Rules change cells per layer; the resolved cells of a
-linear are its LinearPlan. Nothing outside this file's tables tests a recipe or a format by name.
+recipe -- precision as data. A linear layer has three GEMMs with two operands each; a recipe is a
+table of these six cells, a cell says how one operand is brought into its format. Rules change cells
+per layer; the resolved cells of a linear are its LinearPlan. Nothing outside this file's tables
+tests a recipe or a format by name.
 
   GEMM    product            contraction   operand a      operand b
   fprop   Y  = X W^T         in-features   x   (N,C)      w   (OC,C)
@@ -37,9 +38,11 @@ typedef struct {
 extern const Format formats[NUM_FORMATS];
 static inline int format_is_quantized(FormatId f) { return formats[f].block > 0; }
 
-typedef enum { TILE_ROW, TILE_SQUARE } Tile;            // 1 x block along the contraction, or block x block
+// 1 x block along the contraction, or block x block
+typedef enum { TILE_ROW, TILE_SQUARE } Tile;
 typedef enum { ROUND_NEAREST, ROUND_STOCHASTIC } Rounding;
-typedef enum { SIGNS_FIXED, SIGNS_NONE } Signs;         // of the Hadamard transform: mask 0xD7E8, or all +
+// of the Hadamard transform: mask 0xD7E8, or all +
+typedef enum { SIGNS_FIXED, SIGNS_NONE } Signs;
 typedef enum {
     SOURCE_TENSOR,        // quantised from the high-precision tensor along this GEMM's contraction
     SOURCE_TRANSPOSED     // dgrad w only: the transposed codes of fprop w
@@ -54,9 +57,11 @@ typedef struct {
     Rounding rounding;
     int dither_bits;      // 8, 16 or 24: random bits a value (stochastic rounding)
     Source source;
-    int headroom;         // 1: block scale for a maximum of 6 * 16/17, so that stochastic rounding never clips
+    // 1: block scale for a maximum of 6 * 16/17, so that stochastic rounding never clips
+    int headroom;
     int top_scale;        // block scale code that the tensor maximum maps to: 448 or 256
-    int arithmetic;       // 2: amax_b * (S_enc * f32(1/6)); 1: (amax_b / 6) * S_enc (numerics.md 2.2)
+    // 2: amax_b * (S_enc * f32(1/6)); 1: (amax_b / 6) * S_enc (numerics.md 2.2)
+    int arithmetic;
 } Operand;
 
 typedef struct { Operand cell[NUM_GEMMS][NUM_SIDES]; } LinearPlan;
@@ -64,17 +69,20 @@ typedef struct { Operand cell[NUM_GEMMS][NUM_SIDES]; } LinearPlan;
 typedef struct {
     const char *name;
     const char *summary;      // one line for `help`
-    float keep_last_frac;     // share of the blocks at the end kept in BF16 by default: max(1, round(frac * blocks))
+    // share of the blocks at the end kept in BF16 by default: max(1, round(frac * blocks))
+    float keep_last_frac;
     LinearPlan plan;
 } Recipe;
 extern const Recipe recipes[];
 extern const int num_recipes;
 const Recipe *recipe_find(const char *name);   // NULL if absent
 
-/* A rule: for the linears whose name matches `layers`, for the chosen GEMMs and operands, take the cells of `recipe`
-   (when set), then overwrite single fields. Rules apply in order, so the last match wins. */
+/* A rule: for the linears whose name matches `layers`, for the chosen GEMMs and operands, take the
+   cells of `recipe` (when set), then overwrite single fields. Rules apply in order, so the last
+   match wins. */
 typedef struct {
-    char layers[96];          // "blocks.10-11.*", "*.attn.qkv"; segments between dots: *, a name, a range of numbers
+    // "blocks.10-11.*", "*.attn.qkv"; segments between dots: *, a name, a range of numbers
+    char layers[96];
     unsigned gemms;           // bit mask of GemmKind; all by default
     char operand[8];          // "x", "w", "dy", or "*"
     const Recipe *recipe;     // or NULL
@@ -83,17 +91,18 @@ typedef struct {
 } Rule;
 
 Rule rule_default(void);      // every layer, every GEMM, every operand, changes nothing
-/* Sets one key of a rule from text: "layers", "gemm", "operand", "recipe" or an operand field. Returns NULL, or a
-   message (static buffer) that says what is legal. */
+/* Sets one key of a rule from text: "layers", "gemm", "operand", "recipe" or an operand field.
+   Returns NULL, or a message (static buffer) that says what is legal. */
 const char *rule_set(Rule *rule, const char *key, const char *value);
 int rule_matches(const Rule *rule, const char *linear_name);
 /* Comma-separated keys that rule_set knows, and the legal values of one; for messages and help. */
 const char *rule_keys(void);
 
-LinearPlan recipe_resolve(const Recipe *base, const Rule *rules, int num_rules, const char *linear_name);
-/* NULL, or why this plan cannot be run for a linear of these sizes (static buffer): block and Hadamard sizes that
-   differ across a GEMM, a source that does not exist, a dimension that does not fit (nearest valid values named).
-   tokens = rows of one micro-batch. */
+LinearPlan recipe_resolve(const Recipe *base, const Rule *rules, int num_rules,
+                          const char *linear_name);
+/* NULL, or why this plan cannot be run for a linear of these sizes (static buffer): block and
+   Hadamard sizes that differ across a GEMM, a source that does not exist, a dimension that does not
+   fit (nearest valid values named). tokens = rows of one micro-batch. */
 const char *recipe_error(const LinearPlan *plan, int in_features, int out_features, int64_t tokens);
 /* "bf16", "nvfp4 1x16 sr8 rht16", "nvfp4 16x16 (fprop codes)". */
 const char *operand_describe(const Operand *o, char *buffer, int size);

@@ -1,6 +1,7 @@
 /*
-rng -- Philox4x32-10, a counter-based generator: random bits are a pure function of (key, counter), so that
-recomputation, resume and any rank count reproduce the same draws. One header for C and CUDA; no state.
+rng -- Philox4x32-10, a counter-based generator: random bits are a pure function of (key, counter),
+so that recomputation, resume and any rank count reproduce the same draws. One header for C and
+CUDA; no state.
 
 Draws of a quantiser (design: one uint32 counter word per meaning):
   key      run seed, low and high word
@@ -14,7 +15,8 @@ Draws of a quantiser (design: one uint32 counter word per meaning):
            24 bits: sub-draw e / 4, word e % 4, its top 24 bits
 Host-side draws (initialisation, sampling, data order) use RNG_STREAM_* tags with the top bit set.
 
-  source  Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"; known answers in test_formats.c
+  source  Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"; known answers in
+          test_formats.c
 */
 #ifndef LLMC_RNG_H
 #define LLMC_RNG_H
@@ -54,7 +56,8 @@ RNG_HD Philox4 rng_group_counter(uint64_t group, uint32_t tag, uint32_t step) {
 }
 
 /* Tag of a quantiser's draws; gemm and operand as in recipe.h, sub_draw 0..3. */
-RNG_HD uint32_t rng_quantize_tag(uint32_t linear_id, uint32_t gemm, uint32_t operand, uint32_t sub_draw) {
+RNG_HD uint32_t rng_quantize_tag(uint32_t linear_id, uint32_t gemm, uint32_t operand,
+                                 uint32_t sub_draw) {
     return linear_id << 8 | gemm << 4 | operand << 2 | sub_draw;
 }
 

@@ -1,5 +1,6 @@
 /*
-sampler -- text from a model: the next token drawn from softmax(logits / temperature) over the top_k largest.
+sampler -- text from a model: the next token drawn from softmax(logits / temperature) over the top_k
+largest.
 */
 #ifndef LLMC_SAMPLER_H
 #define LLMC_SAMPLER_H
@@ -13,7 +14,8 @@ sampler -- text from a model: the next token drawn from softmax(logits / tempera
 extern "C" {
 #endif
 
-/* Index drawn by `u` in [0, 1); temperature 0 takes the largest; top_k 0 keeps all. order: (vocab) work space. */
+/* Index drawn by `u` in [0, 1); temperature 0 takes the largest; top_k 0 keeps all. order: (vocab)
+   work space. */
 int sampler_pick(const float *logits, int vocab, float temperature, int top_k, float u, int *order);
 
 typedef struct {

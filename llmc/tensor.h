@@ -1,13 +1,15 @@
 /*
-tensor -- a Tensor is a view: pointer, dtype, rows x cols, contiguous row-major. It never owns memory; arenas do.
-A vector is one row. Higher ranks are flattened by whoever uses them: (B,T,C) is rows = B*T, cols = C.
+tensor -- a Tensor is a view: pointer, dtype, rows x cols, contiguous row-major. It never owns
+memory; arenas do. A vector is one row. Higher ranks are flattened by whoever uses them: (B,T,C) is
+rows = B*T, cols = C.
 
-Arena: all allocations of one lifetime class, laid out by running the same layout function twice: first the
-arena only measures (tensors get NULL data), then arena_commit allocates and the second run hands out addresses.
+Arena: all allocations of one lifetime class, laid out by running the same layout function twice:
+first the arena only measures (tensors get NULL data), then arena_commit allocates and the second
+run hands out addresses.
 
-ParamTable: every trained tensor by name, in one flat space: parameter p covers [offset, offset + rows * cols)
-of each of the arrays value, master, grad, m, v. Decayed matrices come first, the rest after, so an optimizer step
-or an all-reduce is one call over a range.
+ParamTable: every trained tensor by name, in one flat space: parameter p covers [offset, offset +
+rows * cols) of each of the arrays value, master, grad, m, v. Decayed matrices come first, the rest
+after, so an optimizer step or an all-reduce is one call over a range.
 */
 #ifndef LLMC_TENSOR_H
 #define LLMC_TENSOR_H
@@ -62,7 +64,8 @@ typedef struct {
     int64_t offset;          // first element in the flat arrays
     Tensor value;            // (padded_rows, cols) model dtype: what forward and backward read
     Tensor grad;             // (padded_rows, cols) f32
-    Tensor master, m, v;     // (padded_rows, cols) f32; master is `value` itself when the model dtype is f32
+    // (padded_rows, cols) f32; master is `value` itself when the model dtype is f32
+    Tensor master, m, v;
 } Param;
 
 typedef struct {
@@ -75,17 +78,21 @@ typedef struct {
 } ParamTable;
 
 /* Declares a parameter and returns its index; offsets exist only after param_table_seal. */
-int param_table_add(ParamTable *t, const char *name, int64_t rows, int64_t cols, int64_t padded_rows,
+int param_table_add(ParamTable *t, const char *name, int64_t rows, int64_t cols,
+                    int64_t padded_rows,
                     int decay, InitKind init, float init_std);
 /* Assigns offsets (decayed first, each aligned to 128 elements) and counts. */
 void param_table_seal(ParamTable *t, DType dtype);
 /* Hands out the arrays; with train = 0 only `value` and `master`. */
-void param_table_place(ParamTable *t, Arena *parameters, Arena *gradients, Arena *optimizer, int train);
+void param_table_place(ParamTable *t, Arena *parameters, Arena *gradients, Arena *optimizer,
+                       int train);
 Param *param_table_find(ParamTable *t, const char *name);   // NULL if absent
 int64_t param_table_true_count(const ParamTable *t);        // parameters as published: no padding
-/* Writes one parameter's master from host memory (padded_rows, cols), and its `value` by nearest even. */
+/* Writes one parameter's master from host memory (padded_rows, cols), and its `value` by nearest
+   even. */
 void param_table_upload(ParamTable *t, Device *d, const Param *p, const float *master);
-/* Fills masters and values from the seed (made on the host: the same on every machine) and zeroes m and v. */
+/* Fills masters and values from the seed (made on the host: the same on every machine) and zeroes m
+   and v. */
 void param_table_init(ParamTable *t, Device *d, uint64_t seed);
 
 #ifdef __cplusplus

@@ -14,14 +14,15 @@ const BlockKind *block_kind_of(char symbol) {
     return NULL;
 }
 
-/* Output projections start smaller, by 1 / sqrt(residual additions), so that the residual stream's variance does not
-   grow with depth. Source: Radford et al. 2019, section 2.3. */
+/* Output projections start smaller, by 1 / sqrt(residual additions), so that the residual stream's
+   variance does not grow with depth. Source: Radford et al. 2019, section 2.3. */
 static float out_std(const ModelConfig *m) {
     int residual_adds = m->pattern[0] ? m->layers : 2 * m->layers;
     return m->init_std / sqrtf((float)residual_adds);
 }
 
-void block_declare(Block *b, const BlockKind *kind, const ModelConfig *m, int index, ParamTable *t) {
+void block_declare(Block *b, const BlockKind *kind, const ModelConfig *m, int index,
+                   ParamTable *t) {
     char name[96];
     b->kind = kind;
     b->model = m;
@@ -56,7 +57,8 @@ void block_place(Block *b, Arena *saved, int64_t tokens) {
 /* The first rows x cols values of `kept`, or of the shared scratch where nothing is kept. */
 static Tensor rows_of(Tensor kept, Tensor scratch, int64_t rows, int64_t cols) {
     Tensor t = tensor_empty(kept) ? scratch : kept;
-    CHECK(rows * cols <= tensor_count(t), "activation of %lld x %lld does not fit", (long long)rows, (long long)cols);
+    CHECK(rows * cols <= tensor_count(t), "activation of %lld x %lld does not fit", (long long)rows,
+          (long long)cols);
     return tensor_view(t.data, t.dtype, rows, cols);
 }
 
@@ -83,8 +85,9 @@ void block_forward(Engine *e, Block *b, const BlockScratch *s, Tensor out, Tenso
     Tensor core_out = rows_of(b->core_out, s->core_out, N, b->out.in);
     Tensor branch_out = rows_of(s->branch_out, s->branch_out, N, m->dim);
 
-    e->ops->norm[m->norm].forward(e->device, norm_out, stats_of(b, N), x, param_value(e, b->norm_weight),
-                                  param_value(e, b->norm_bias), m->norm_eps);
+    e->ops->norm[m->norm].forward(e->device, norm_out, stats_of(b, N), x,
+                                  param_value(e, b->norm_weight), param_value(e, b->norm_bias),
+                                  m->norm_eps);
     QOperand operand = linear_input(e, &b->in, &b->in_saved, norm_out);
     linear_forward(e, &b->in, core_in, &operand);
     b->kind->core_forward(e, b, core_out, core_in, T);
@@ -104,10 +107,13 @@ void block_backward(Engine *e, Block *b, const BlockScratch *s, Tensor dx, Tenso
 
     // out = x + branch_out: dx is already the gradient of both.
     LinearGrad grad = linear_output_grad(e, &b->out, dx);
-    linear_backward(e, &b->out, dcore_out, &grad, &b->out_saved);      // branch_out = out_linear(core_out)
+    // branch_out = out_linear(core_out)
+    linear_backward(e, &b->out, dcore_out, &grad, &b->out_saved);
     b->kind->core_backward(e, b, dcore_in, dcore_out, core_out, core_in, T);
     grad = linear_output_grad(e, &b->in, dcore_in);
-    linear_backward(e, &b->in, dnorm_out, &grad, &b->in_saved);        // core_in = in_linear(norm_out)
-    e->ops->norm[m->norm].backward(e->device, dx, param_grad(e, b->norm_weight), param_grad(e, b->norm_bias),
-                                   dnorm_out, x, param_value(e, b->norm_weight), stats_of(b, N));
+    // core_in = in_linear(norm_out)
+    linear_backward(e, &b->in, dnorm_out, &grad, &b->in_saved);
+    e->ops->norm[m->norm].backward(e->device, dx, param_grad(e, b->norm_weight),
+                                   param_grad(e, b->norm_bias), dnorm_out, x,
+                                   param_value(e, b->norm_weight), stats_of(b, N));
 }

@@ -1,10 +1,12 @@
 /*
-block -- one residual branch of the model, and what attention and MLP (later Mamba-2) have in common:
+block -- one residual branch of the model, and what attention and MLP (later Mamba-2) have in
+common:
 
     x + out_linear(core(in_linear(norm(x))))
 
-A BlockKind supplies the names, the widths and the core; everything else is here, once. In an ordinary transformer two
-branches, attention and MLP, carry the same block number; with model.pattern each branch is a block of its own.
+A BlockKind supplies the names, the widths and the core; everything else is here, once. In an
+ordinary transformer two branches, attention and MLP, carry the same block number; with
+model.pattern each branch is a block of its own.
 
   shapes    N = B*T rows; x, dx (N,C); core input (N, in_cols); core output (N, core_cols)
 */
@@ -22,7 +24,8 @@ typedef struct Block Block;
 
 typedef struct {
     char symbol;                 // in model.pattern
-    const char *name;            // "attn": linears are blocks.I.attn.qkv, blocks.I.attn.proj, norm blocks.I.attn_norm
+    // "attn": linears are blocks.I.attn.qkv, blocks.I.attn.proj, norm blocks.I.attn_norm
+    const char *name;
     const char *in_name, *out_name;
     int (*in_cols)(const ModelConfig *m);      // columns of the core's input
     int (*core_cols)(const ModelConfig *m);    // columns of the core's output
@@ -30,7 +33,8 @@ typedef struct {
     /* Extra saved tensors and constants; may be NULL. `tokens` is the largest micro-batch. */
     void (*place)(Block *b, Arena *saved, int64_t tokens);
     void (*core_forward)(Engine *e, Block *b, Tensor out, Tensor in, int T);
-    void (*core_backward)(Engine *e, Block *b, Tensor din, Tensor dout, Tensor out, Tensor in, int T);
+    void (*core_backward)(Engine *e, Block *b, Tensor din, Tensor dout, Tensor out, Tensor in,
+                          int T);
 } BlockKind;
 
 extern const BlockKind block_attn, block_mlp;
@@ -55,11 +59,13 @@ struct Block {
     Linear in, out;
     LinearSaved in_saved, out_saved;
     NormStats stats;             // (N,1) each
-    Tensor norm_out;             // (N,C) when in_linear's backward reads it; else empty and scratch is used
+    // (N,C) when in_linear's backward reads it; else empty and scratch is used
+    Tensor norm_out;
     Tensor core_in;              // (N, in_cols), kept
     Tensor core_out;             // (N, core_cols) when backward reads it; else empty
     Tensor lse;                  // attention: (B*NH, T) f32
-    Tensor rope_table;           // attention with rotary positions: (Tmax, HS) f32, shared by all blocks
+    // attention with rotary positions: (Tmax, HS) f32, shared by all blocks
+    Tensor rope_table;
 };
 
 void block_declare(Block *b, const BlockKind *kind, const ModelConfig *m, int index, ParamTable *t);

@@ -1,4 +1,5 @@
-/* block_attn -- causal self-attention as the core of a block: qkv (N, (NH + 2 NKV) HS) to heads (N, NH HS). */
+/* block_attn -- causal self-attention as the core of a block: qkv (N, (NH + 2 NKV) HS) to heads (N,
+   NH HS). */
 #include "block.h"
 
 static AttentionDims dims_of(const Block *b, int64_t rows, int T) {
@@ -25,13 +26,22 @@ static void core_forward(Engine *e, Block *b, Tensor out, Tensor qkv, int T) {
     e->ops->attention_forward(e->device, out, lse_of(b, dims), qkv, dims);
 }
 
-static void core_backward(Engine *e, Block *b, Tensor dqkv, Tensor dout, Tensor out, Tensor qkv, int T) {
+static void core_backward(Engine *e, Block *b, Tensor dqkv, Tensor dout, Tensor out, Tensor qkv,
+                          int T) {
     AttentionDims dims = dims_of(b, out.rows, T);
     e->ops->attention_backward(e->device, dqkv, dout, out, lse_of(b, dims), qkv, dims);
     if (b->model->pos == POS_ROPE) e->ops->rope_backward(e->device, dqkv, b->rope_table, dims);
 }
 
 const BlockKind block_attn = {
-    .symbol = '*', .name = "attn", .in_name = "qkv", .out_name = "proj", .in_cols = qkv_cols, .core_cols = heads_cols,
-    .backward_reads_output = 1, .place = place, .core_forward = core_forward, .core_backward = core_backward,
+    .symbol = '*',
+    .name = "attn",
+    .in_name = "qkv",
+    .out_name = "proj",
+    .in_cols = qkv_cols,
+    .core_cols = heads_cols,
+    .backward_reads_output = 1,
+    .place = place,
+    .core_forward = core_forward,
+    .core_backward = core_backward,
 };

@@ -1,4 +1,5 @@
-/* block_mlp -- the activation function as the core of a block: (N, F) or, gated, (N, 2F) to (N, F). */
+/* block_mlp -- the activation function as the core of a block: (N, F) or, gated, (N, 2F) to (N, F).
+   */
 #include "block.h"
 
 static int up_cols(const ModelConfig *m) { return m->ffn * act_info[m->act].inputs_per_output; }
@@ -10,13 +11,22 @@ static void core_forward(Engine *e, Block *b, Tensor out, Tensor in, int T) {
     e->ops->activation_forward(e->device, out, in, b->model->act);
 }
 
-static void core_backward(Engine *e, Block *b, Tensor din, Tensor dout, Tensor out, Tensor in, int T) {
+static void core_backward(Engine *e, Block *b, Tensor din, Tensor dout, Tensor out, Tensor in,
+                          int T) {
     (void)T;
     (void)out;
     e->ops->activation_backward(e->device, din, dout, in, b->model->act);
 }
 
 const BlockKind block_mlp = {
-    .symbol = '-', .name = "mlp", .in_name = "up", .out_name = "down", .in_cols = up_cols, .core_cols = ffn_cols,
-    .backward_reads_output = 0, .place = NULL, .core_forward = core_forward, .core_backward = core_backward,
+    .symbol = '-',
+    .name = "mlp",
+    .in_name = "up",
+    .out_name = "down",
+    .in_cols = up_cols,
+    .core_cols = ffn_cols,
+    .backward_reads_output = 0,
+    .place = NULL,
+    .core_forward = core_forward,
+    .core_backward = core_backward,
 };

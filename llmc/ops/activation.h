@@ -10,8 +10,8 @@ activation -- the nonlinearity of an MLP, and the residual addition.
   numerics  f32 arithmetic, one rounding to nearest even
   aliasing  residual: out may be a or b; dx may be x
   errors    aborts on a shape or dtype mismatch (activation_check)
-  source    Hendrycks & Gimpel 2016, arXiv:1606.08415 (gelu); So et al. 2021, arXiv:2109.08668 (relu2);
-            Shazeer 2020, arXiv:2002.05202 (swiglu)
+  source    Hendrycks & Gimpel 2016, arXiv:1606.08415 (gelu); So et al. 2021, arXiv:2109.08668
+            (relu2); Shazeer 2020, arXiv:2002.05202 (swiglu)
   tests     test_ops.c activation, residual
 */
 #ifndef LLMC_OPS_ACTIVATION_H

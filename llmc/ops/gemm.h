@@ -3,9 +3,12 @@ gemm -- every matrix product of a linear layer and of the output head.
   d[m,n] = alpha * sum_k a[m,k] * b[n,k]  (+ bias[n])  (+ d[m,n] when accumulating)
   alpha = product of the operands' tensor decode scales, read on the device; 1 for plain operands
   shapes    a.rows = M, b.rows = N, a.k = b.k = K; d (M,N); bias (1,N) or empty
-  dtypes    operands in FORM_VALUES: both bf16, or both f32 (CPU only); d bf16 or f32; bias as d; accumulation into f32 d only
-  numerics  f32 accumulation; bias added in f32, then one rounding; no split of K without a fixed-order f32 reduction
-  errors    aborts on a shape, dtype or form mismatch (gemm_check); library errors: EXIT_DEVICE with shapes and text
+  dtypes    operands in FORM_VALUES: both bf16, or both f32 (CPU only); d bf16 or f32; bias as d;
+            accumulation into f32 d only
+  numerics  f32 accumulation; bias added in f32, then one rounding; no split of K without a
+            fixed-order f32 reduction
+  errors    aborts on a shape, dtype or form mismatch (gemm_check); library errors: EXIT_DEVICE with
+            shapes and text
   scratch   CPU: f32 copies of the operands, see OpLimits
   tests     test_ops.c gemm
 */
@@ -27,9 +30,11 @@ void gemm_check(Tensor d, const QOperand *a, const QOperand *b, GemmEpilogue epi
 void gemm_cpu (Device *dev, Tensor d, const QOperand *a, const QOperand *b, GemmEpilogue epilogue);
 void gemm_cuda(Device *dev, Tensor d, const QOperand *a, const QOperand *b, GemmEpilogue epilogue);
 
-/* f32 row-major c (m,n) = alpha * op(a) op(b) + beta * c on one thread: op(a) is (m,k), stored (k,m) when trans_a;
-   op(b) is (k,n), stored (n,k) when trans_b. Two implementations, one is linked: gemm_openblas.c, gemm_plain.c. */
-typedef struct { int trans_a, trans_b; int64_t m, n, k; int64_t lda, ldb, ldc; float alpha, beta; } SgemmShape;
+/* f32 row-major c (m,n) = alpha * op(a) op(b) + beta * c on one thread: op(a) is (m,k), stored
+   (k,m) when trans_a; op(b) is (k,n), stored (n,k) when trans_b. Two implementations, one is
+   linked: gemm_openblas.c, gemm_plain.c. */
+typedef struct { int trans_a, trans_b; int64_t m, n, k; int64_t lda, ldb, ldc; float alpha,
+                beta; } SgemmShape;
 void sgemm_one_thread(SgemmShape s, const float *a, const float *b, float *c);
 extern const char sgemm_name[];   // "OpenBLAS" or "plain loops", for the start-up lines
 

@@ -1,7 +1,10 @@
 /*
-hadamard -- the 16-point transform of quantize.h on its own: a building block of the quantisers, and the op that shows it.
-  y_c = 0.25 sum_r s_r v_r H[r][c],  H[r][c] = (-1)^popcount(r & c),  s_r = -1 where bit r of 0xD7E8 is set
-  shapes    x, out (R,C); along_rows 0: groups of 16 columns, C % 16 = 0; 1: groups of 16 rows, R % 16 = 0
+hadamard -- the 16-point transform of quantize.h on its own: a building block of the quantisers, and
+the op that shows it.
+  y_c = 0.25 sum_r s_r v_r H[r][c],  H[r][c] = (-1)^popcount(r & c),  s_r = -1 where bit r of 0xD7E8
+  is set
+  shapes    x, out (R,C); along_rows 0: groups of 16 columns, C % 16 = 0; 1: groups of 16 rows, R %
+            16 = 0
   dtypes    x bf16 or f32, out bf16
   numerics  signs, butterflies of stride 1, 2, 4, 8 in f32, times 0.25, one rounding to bf16
   aliasing  out may be x

@@ -3,6 +3,11 @@
 
 #include "norm.cuh"
 
+size_t norm_scratch_cuda(int64_t rows, int64_t cols) {
+    int64_t partials = min_i64(NORM_MAX_PARTIALS, ceil_div(rows, NORM_PARTIAL_ROWS));
+    return (size_t)(partials * 2 * cols) * sizeof(float);   // dw and db
+}
+
 void layernorm_forward_cuda(Device *d, Tensor out, NormStats stats, Tensor x, Tensor w, Tensor b,
                             float eps) {
     layernorm_check(out, stats, x, w, b);

@@ -9,7 +9,8 @@ layernorm -- normalisation over the last axis with learned scale and shift.
   dtypes    x, out, dx, dout, w, b: bf16 or f32, equal; stats, dw, db f32
   units     eps is added to the variance
   numerics  sums in f32, fixed order (deterministic); out and dx round once to nearest even
-  aliasing  dx may be dout's accumulated residual gradient, never dout itself; nothing else may alias
+  aliasing  dx may be dout's accumulated residual gradient, never dout itself; nothing else may
+            alias
   errors    aborts on a shape or dtype mismatch (layernorm_check); never allocates
   source    Ba et al. 2016, arXiv:1607.06450
   tests     test_ops.c layernorm

@@ -5,6 +5,7 @@
 #include "../device_cuda.cuh"
 #include "norm.h"
 #include "reduce.cuh"
+#include "scratch_cuda.cuh"
 #include "vec.cuh"
 
 enum {
@@ -211,7 +212,7 @@ static void norm_backward(Device *d, Tensor dx, Tensor dw, Tensor db, Tensor dou
     expect_bf16(x, "x of a norm");
     int64_t partial_rows = norm_partial_rows(x.rows), stride = x.cols * (CENTERED ? 2 : 1);
     int64_t num_partials = ceil_div(x.rows, partial_rows);
-    float *partials = (float *)device_scratch(d, (size_t)(num_partials * stride) * sizeof(float));
+    float *partials = (float *)device_scratch(d, norm_scratch_cuda(x.rows, x.cols));
     NormBackwardArgs a = {(bf16 *)dx.data, partials, (const bf16 *)dout.data,
                           (const bf16 *)x.data, (const bf16 *)w.data,
                           (const float *)stats.mean.data, (const float *)stats.rstd.data,

@@ -1,5 +1,6 @@
 /*
-norm -- what layernorm and rmsnorm share: one signature, so that a block calls ops->norm[kind] and never asks which.
+norm -- what layernorm and rmsnorm share: one signature, so that a block calls ops->norm[kind] and
+never asks which.
 */
 #ifndef LLMC_OPS_NORM_H
 #define LLMC_OPS_NORM_H
@@ -15,8 +16,10 @@ extern const char *const norm_names[NUM_NORMS];   // "layernorm", "rmsnorm"; in 
 
 typedef struct { Tensor mean, rstd; } NormStats;  // each (N,1) f32; rmsnorm leaves mean alone
 
-typedef void NormForward (Device *d, Tensor out, NormStats stats, Tensor x, Tensor w, Tensor b, float eps);
-typedef void NormBackward(Device *d, Tensor dx, Tensor dw, Tensor db, Tensor dout, Tensor x, Tensor w, NormStats stats);
+typedef void NormForward (Device *d, Tensor out, NormStats stats, Tensor x, Tensor w, Tensor b,
+                          float eps);
+typedef void NormBackward(Device *d, Tensor dx, Tensor dw, Tensor db, Tensor dout, Tensor x,
+                          Tensor w, NormStats stats);
 typedef struct { NormForward *forward; NormBackward *backward; } NormOp;
 
 #ifdef __cplusplus

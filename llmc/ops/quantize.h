@@ -1,36 +1,43 @@
 /*
-quantize -- from a tensor to one operand of a GEMM: amax, block scales, rounding, and on the way, where the recipe says
-so, a Hadamard transform along the contraction.
+quantize -- from a tensor to one operand of a GEMM: amax, block scales, rounding, and on the way,
+where the recipe says so, a Hadamard transform along the contraction.
 
 Operands of one tensor x (R,C):
   row operand    contraction along C: blocks are 1 x 16 in a row; GEMM operand with rows = R, k = C
-  token operand  contraction along R (the tokens): blocks are 16 rows x 1 column; GEMM operand with rows = C, k = R
+  token operand  contraction along R (the tokens): blocks are 16 rows x 1 column; GEMM operand with
+                 rows = C, k = R
   A square tile (16 x 16 elements share a scale) serves both directions.
 Forms:
-  FORM_VALUES   the decoded values E2M1 * E4M3 without the tensor scale (exact in bf16), in x's own layout: (R,C).
-                k_contiguous is 1 for a row operand, 0 for a token operand
-  FORM_PACKED   codes, contraction contiguous: (rows, k/2) bytes, even k in the low nibble; block scales in the 128 x 4
-                tiled layout of quantize_scale_offset, padding zeroed. What native GEMMs take.
+  FORM_VALUES   the decoded values E2M1 * E4M3 without the tensor scale (exact in bf16), in x's own
+                layout: (R,C). k_contiguous is 1 for a row operand, 0 for a token operand
+  FORM_PACKED   codes, contraction contiguous: (rows, k/2) bytes, even k in the low nibble; block
+                scales in the 128 x 4 tiled layout of quantize_scale_offset, padding zeroed. What
+                native GEMMs take.
 
 NVFP4, arithmetic 2 (numerics.md 2.1-2.2), every step one FP32 rounding:
   S_enc = min(top * 6 / amax, FLT_MAX), 1 when amax is 0;  S_dec = 1 / S_enc
-  s = amax_b * (S_enc * f32(1/6));  s8 = E4M3(min(s, FLT_MAX));  coeff = min(1 / (s8 * S_dec), FLT_MAX)
-  q_i = E2M1(x_i * coeff), nearest even or stochastic;  decoded value without tensor scale: q_i * s8
+  s = amax_b * (S_enc * f32(1/6));  s8 = E4M3(min(s, FLT_MAX))
+  coeff = min(1 / (s8 * S_dec), FLT_MAX)
+  q_i = E2M1(x_i * coeff), nearest even or stochastic
+  decoded value without tensor scale: q_i * s8
   with headroom, s is multiplied by f32(17/16) before it is rounded
 GEMM alpha = amax_a * amax_b * 1 / (6 top_a * 6 top_b), on the device (operand_alpha_mult).
 
-Hadamard (numerics.md 4): each group of 16 along the contraction: signs first (element i is negated when bit i of
-0xD7E8 is set), butterflies of stride 1, 2, 4, 8 in f32, times 0.25, rounded to bf16; amax and block maxima are those
-of the transformed, rounded values.
+Hadamard (numerics.md 4): each group of 16 along the contraction: signs first (element i is negated
+when bit i of 0xD7E8 is set), butterflies of stride 1, 2, 4, 8 in f32, times 0.25, rounded to bf16;
+amax and block maxima are those of the transformed, rounded values.
 
-  shapes    R and C multiples of 16 for what is quantised (recipe_error has refused the rest with a message)
+  shapes    R and C multiples of 16 for what is quantised (recipe_error has refused the rest with a
+            message)
   dtypes    x bf16 (f32 on the CPU too; the transform then still rounds to bf16); values bf16
   numerics  bit for bit the same codes and scales on CPU and CUDA
-  random    rng.h: Quantizer.tag without sub-draw, key Quantizer.seed, step and token base from StepState
-  errors    aborts on a shape or dtype mismatch (quantize_check); amax of inf or NaN gives NaN scales, which the guard
-            sees in the loss
+  random    rng.h: Quantizer.tag without sub-draw, key Quantizer.seed, step and token base from
+            StepState
+  errors    aborts on a shape or dtype mismatch (quantize_check); amax of inf or NaN gives NaN
+            scales, which the guard sees in the loss
   scratch   partial maxima, see OpLimits
-  source    NVIDIA TransformerEngine's arithmetic as specified in numerics.md; PTX ISA cvt (packing order)
+  source    NVIDIA TransformerEngine's arithmetic as specified in numerics.md; PTX ISA cvt (packing
+            order)
   tests     test_quantize.c: vectors V1-V12, invariants; test_quantize_cuda.cu: bit-exact
 */
 #ifndef LLMC_OPS_QUANTIZE_H
@@ -51,7 +58,8 @@ typedef struct {
     OperandForm form;
     FormatId format;
     DType dtype;         // of VALUES: bf16 or f32
-    void *data;          // VALUES: (rows, k) if k_contiguous, else (k, rows); PACKED: (rows, k/2) bytes
+    // VALUES: (rows, k) if k_contiguous, else (k, rows); PACKED: (rows, k/2) bytes
+    void *data;
     uint8_t *scales;     // PACKED: quantize_scales_bytes(rows, k) bytes; else NULL
     float *amax;         // device scalar; NULL when the format has no tensor scale (factor 1)
     float dequant_mult;  // 1 / (6 * top): the tensor's decode scale is *amax * dequant_mult
@@ -63,7 +71,8 @@ typedef struct {
 typedef struct {
     Operand how;
     int token_operand;         // 0: row operand, 1: token operand
-    int rows_are_tokens;       // x's row r is token state->token_base + r of the step's batch; else draws count rows from 0
+    // x's row r is token state->token_base + r of the step's batch; else draws count rows from 0
+    int rows_are_tokens;
     uint32_t tag;              // rng_quantize_tag(linear, gemm, operand, 0)
     uint64_t seed;
     const StepState *state;    // device memory
@@ -74,22 +83,29 @@ QOperand operand_from_tensor(Tensor x, FormatId format, int k_contiguous);
 /* Elements of each form: bytes to reserve for an operand of a tensor (R,C). */
 size_t quantize_packed_bytes(int64_t rows, int64_t k);
 size_t quantize_scales_bytes(int64_t rows, int64_t k);
-/* Byte of the scale of row r, 16-block c in the 128 x 4 tiled layout; padded_cols = round_up(k / 16, 4). */
+/* Byte of the scale of row r, 16-block c in the 128 x 4 tiled layout;
+   padded_cols = round_up(k / 16, 4). */
 int64_t quantize_scale_offset(int64_t r, int64_t c, int64_t padded_cols);
 /* f32(1 / (6 top_a * 6 top_b)), or of one side alone when the other has no tensor scale. */
 float operand_alpha_mult(const QOperand *a, const QOperand *b);
 
-/* Either operand may be NULL. First amax_pair, then quantize_pair, with the same arguments: each reads x once and
-   serves both operands. amax_pair writes *row->amax and *token->amax. */
-void quantize_check(const QOperand *row, const Quantizer *row_how, const QOperand *token, const Quantizer *token_how,
-                    Tensor x);
-void amax_pair_cpu (Device *d, QOperand *row, const Quantizer *row_how, QOperand *token, const Quantizer *token_how, Tensor x);
-void amax_pair_cuda(Device *d, QOperand *row, const Quantizer *row_how, QOperand *token, const Quantizer *token_how, Tensor x);
-void quantize_pair_cpu (Device *d, QOperand *row, const Quantizer *row_how, QOperand *token, const Quantizer *token_how, Tensor x);
-void quantize_pair_cuda(Device *d, QOperand *row, const Quantizer *row_how, QOperand *token, const Quantizer *token_how, Tensor x);
+/* Either operand may be NULL. First amax_pair, then quantize_pair, with the same arguments: each
+   reads x once and serves both operands. amax_pair writes *row->amax and *token->amax. */
+void quantize_check(const QOperand *row, const Quantizer *row_how, const QOperand *token,
+                    const Quantizer *token_how, Tensor x);
+void amax_pair_cpu (Device *d, QOperand *row, const Quantizer *row_how, QOperand *token,
+                    const Quantizer *token_how, Tensor x);
+void amax_pair_cuda(Device *d, QOperand *row, const Quantizer *row_how, QOperand *token,
+                    const Quantizer *token_how, Tensor x);
+void quantize_pair_cpu (Device *d, QOperand *row, const Quantizer *row_how, QOperand *token,
+                        const Quantizer *token_how, Tensor x);
+void quantize_pair_cuda(Device *d, QOperand *row, const Quantizer *row_how, QOperand *token,
+                        const Quantizer *token_how, Tensor x);
 
-/* Test helper of both devices' memory layouts, host only: decoded value (no tensor scale) of element (row, k). */
-float quantize_decode_packed(const uint8_t *codes, const uint8_t *scales, int64_t rows, int64_t k, int64_t at_row, int64_t at_k);
+/* Test helper of both devices' memory layouts, host only: decoded value (no tensor scale) of
+   element (row, k). */
+float quantize_decode_packed(const uint8_t *codes, const uint8_t *scales, int64_t rows, int64_t k,
+                             int64_t at_row, int64_t at_k);
 
 #ifdef __cplusplus
 }

@@ -1,8 +1,10 @@
 /*
 reduce -- sums in a fixed order.
-  column_sum   db[c] += sum_n dout[n,c]                 bias gradient: dout (N,C) bf16 or f32, db (1,C) f32
+  column_sum   db[c] += sum_n dout[n,c]                 bias gradient: dout (N,C) bf16 or f32, db
+               (1,C) f32
   sum          *out += scale * sum_i x[i]               losses: x f32 of any shape
-  global_norm  *out = sqrt(sum_i x[i]^2)                gradients: x f32 (1,n); squares and sums in f32 on CUDA blocks,
+  global_norm  *out = sqrt(sum_i x[i]^2)                gradients: x f32 (1,n); squares and sums in
+               f32 on CUDA blocks,
                                                         partial sums added in double
   numerics  deterministic: the order depends only on the shape
   errors    aborts on a shape or dtype mismatch

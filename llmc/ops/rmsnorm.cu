@@ -6,7 +6,7 @@
 void rmsnorm_forward_cuda(Device *d, Tensor out, NormStats stats, Tensor x, Tensor w, Tensor b,
                           float eps) {
     rmsnorm_check(out, stats, x, w, b);
-    norm_forward<false>(d, out, stats, x, w, w, eps);
+    norm_forward<false>(d, out, stats, x, w, b, eps);
 }
 
 void rmsnorm_backward_cuda(Device *d, Tensor dx, Tensor dw, Tensor db, Tensor dout, Tensor x,

@@ -2,8 +2,10 @@
 rmsnorm -- root-mean-square normalisation over the last axis.
   forward   rstd[n] = 1 / sqrt(mean_c(x[n,c]^2) + eps);  out[n,c] = x[n,c] * rstd[n] * w[c]
   backward  with g = dout * w, h = x * rstd:
-            dx[n,c] += rstd[n] * (g[n,c] - h[n,c] * mean_c(g * h));  dw[c] += sum_n dout[n,c] * h[n,c]
-  shapes    N rows, C cols; x, out, dout, dx (N,C); stats.rstd (N,1); w, dw (1,C); stats.mean, b and db are empty
+            dx[n,c] += rstd[n] * (g[n,c] - h[n,c] * mean_c(g * h));  dw[c] += sum_n dout[n,c] *
+            h[n,c]
+  shapes    N rows, C cols; x, out, dout, dx (N,C); stats.rstd (N,1); w, dw (1,C); stats.mean, b and
+            db are empty
   dtypes    x, out, dx, dout, w: bf16 or f32, equal; rstd, dw f32
   units     eps is added to the mean square, same units as x^2
   numerics  sums in f32, fixed order (deterministic); out and dx round once to nearest even

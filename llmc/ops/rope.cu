@@ -23,12 +23,12 @@ One vector of 8 pairs a thread.
 __global__ static void __launch_bounds__(FLAT_THREADS) rope_kernel(RopeArgs r) {
     uint32_t vector = blockIdx.x * FLAT_THREADS + threadIdx.x;
     uint32_t head_at = vector / r.head_vectors, head = head_at % r.num_heads;
-    int64_t row = head_at / r.num_heads;
+    uint32_t row = head_at / r.num_heads;
     if (row >= r.rows) return;
     uint32_t first = vector % r.head_vectors * VEC;   // pair
     int64_t left = r.pairs - first;
-    const float *cosines = r.table + row % r.T * (2 * r.pairs) + first;
-    bf16 *at = r.qkv + row * r.cols + head * (2 * r.pairs) + first;
+    const float *cosines = r.table + (int64_t)(row % r.T) * (2 * r.pairs) + first;
+    bf16 *at = r.qkv + (int64_t)row * r.cols + head * (2 * r.pairs) + first;
     float a[VEC], b[VEC], cosine[VEC], sine[VEC];
     load_vec(a, at, left, r.whole);
     load_vec(b, at + r.pairs, left, r.whole);

@@ -1,10 +1,11 @@
 /*
-step_state -- everything that changes from micro-step to micro-step, in one struct in device memory: kernels read it
-through a pointer, so the same recorded launches serve every step. The host writes the first group before each
-micro-step; step_decide fills the second group once per optimizer step, and the host reads it back after the update.
+step_state -- everything that changes from micro-step to micro-step, in one struct in device memory:
+kernels read it through a pointer, so the same recorded launches serve every step. The host writes
+the first group before each micro-step; step_decide fills the second group once per optimizer step,
+and the host reads it back after the update.
 
-step_decide(state): skip = loss or grad_norm not finite, or above its limit; grad_scale = min(1, grad_clip / grad_norm),
-or 1 when grad_clip is 0.
+step_decide(state): skip = loss or grad_norm not finite, or above its limit; grad_scale = min(1,
+grad_clip / grad_norm), or 1 when grad_clip is 0.
   tests     test_ops.c step_decide
 */
 #ifndef LLMC_OPS_STEP_STATE_H
@@ -17,7 +18,8 @@ extern "C" {
 #endif
 
 typedef struct {
-    int64_t token_base;          // place of this micro-batch's first token in the step's global batch
+    // place of this micro-batch's first token in the step's global batch
+    int64_t token_base;
     uint32_t step;               // optimizer step from 0: counter word of every random draw
     float lr;                    // learning rate of this step
     float bias_correction1;      // 1 - beta1^(step+1)
