@@ -112,7 +112,7 @@ CUDA_BUILD := CUDA build for $(SM) ($(has_nccl), $(has_cudnn), $(has_mpi), $(has
 
 # --- targets ---
 
-.PHONY: all cpu cuda test test-cuda asan fuzz bench includes format help clean FORCE
+.PHONY: all cpu cuda test test-cuda asan fuzz bench includes format help all-sm clean FORCE
 .DELETE_ON_ERROR:
 # Objects of libraries and tests stay, though make sees them as steps on the way.
 .SECONDARY:
@@ -172,6 +172,9 @@ help:   ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*##* \(.*\)/\1 \2/p' Makefile | \
 	    while read -r name text; do printf '  make %-10s %s\n' "$$name" "$$text"; done
 	@echo '  here: $(if $(NVCC),$(CUDA_BUILD),$(CPU_BUILD): no nvcc)'
+
+all-sm:   ## prints every GPU target that this nvcc knows
+	@echo '$(ALL_SM)'
 
 clean:   ## removes the build folder and the program
 	rm -rf $(BUILD) $(PROGRAM)

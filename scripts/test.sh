@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Sets up what is missing, builds the program and runs every test that this machine can run; those
+# that need a GPU run where there is one. Asks nothing. The last line is "N passed, N failed".
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 1
+# shellcheck source=scripts/lib.sh
+. scripts/lib.sh
+
+scripts/setup.sh --tests || exit 1
+jobs=-j$(nproc)
+
+check "build without CUDA" make -s "$jobs" build/cpu/train_gpt_nvfp4
+check "layering, sizes, headers" make -s includes
+check "fixtures are what their generator makes" .venv/bin/python dev/make_fixtures.py --check
+suite "make test" make -s -k "$jobs" test
+shopt -s nullglob
+scripted=(test/test_*.py test/test_*.sh)
+[ ${#scripted[@]} -eq 0 ] || suite "scripted tests" scripts/run_tests.sh "${scripted[@]}"
+if have_nvcc && have_gpu; then
+    suite "make test-cuda" make -s "$jobs" test-cuda
+else
+    echo "no GPU here: the CUDA tests did not run (make test-cuda)"
+fi
+finish
