@@ -14,44 +14,39 @@ Not here: how an operand is quantised (ops/quantize), who runs a plan (linear).
 const char *const gemm_names[NUM_GEMMS] = {"fprop", "dgrad", "wgrad"};
 const char *const operand_names[NUM_GEMMS][NUM_SIDES] = {{"x", "w"}, {"dy", "w"}, {"dy", "x"}};
 
+// clang-format off
 const Format formats[NUM_FORMATS] = {
     // name     elem     scale    block tensor_scale elem_max scale_max
     {"f32",   DT_F32,  DT_F32,  0,    0,           0,       0},
     {"bf16",  DT_BF16, DT_F32,  0,    0,           0,       0},
     {"nvfp4", DT_E2M1, DT_E4M3, 16,   1,           6,       448},
 };
+// clang-format on
 
-/* The cells that recipes are made of. Columns: format, tile, hadamard, signs, rounding, dither
-   bits, source, headroom, top scale, arithmetic. */
-#define PLAIN(format)  {format, TILE_ROW, 0, SIGNS_FIXED, ROUND_NEAREST, 8, SOURCE_TENSOR, 0, 448,
-                        2}
-#define NV_ROW         {FORMAT_NVFP4, TILE_ROW,    0,  SIGNS_FIXED, ROUND_NEAREST,    8,
-                        SOURCE_TENSOR,     0, 448, 2}
-#define NV_ROW_SR      {FORMAT_NVFP4, TILE_ROW,    0,  SIGNS_FIXED, ROUND_STOCHASTIC, 8,
-                        SOURCE_TENSOR,     0, 448, 2}
-#define NV_RHT         {FORMAT_NVFP4, TILE_ROW,    16, SIGNS_FIXED, ROUND_NEAREST,    8,
-                        SOURCE_TENSOR,     0, 448, 2}
-#define NV_RHT_SR      {FORMAT_NVFP4, TILE_ROW,    16, SIGNS_FIXED, ROUND_STOCHASTIC, 8,
-                        SOURCE_TENSOR,     0, 448, 2}
-#define NV_TILE        {FORMAT_NVFP4, TILE_SQUARE, 0,  SIGNS_FIXED, ROUND_NEAREST,    8,
-                        SOURCE_TENSOR,     0, 448, 2}
-#define NV_TILE_T      {FORMAT_NVFP4, TILE_SQUARE, 0,  SIGNS_FIXED, ROUND_NEAREST,    8,
-                        SOURCE_TRANSPOSED, 0, 448, 2}
+// clang-format off
+/* The cells that recipes are made of. Columns: format, tile, hadamard, signs, rounding, dither bits,
+   source, headroom, top scale, arithmetic. */
+#define PLAIN(format) {format, TILE_ROW, 0, SIGNS_FIXED, ROUND_NEAREST, 8, SOURCE_TENSOR, 0, 448, 2}
+#define NV_ROW        {FORMAT_NVFP4, TILE_ROW, 0, SIGNS_FIXED, ROUND_NEAREST, 8, SOURCE_TENSOR, 0, 448, 2}
+#define NV_ROW_SR     {FORMAT_NVFP4, TILE_ROW, 0, SIGNS_FIXED, ROUND_STOCHASTIC, 8, SOURCE_TENSOR, 0, 448, 2}
+#define NV_RHT        {FORMAT_NVFP4, TILE_ROW, 16, SIGNS_FIXED, ROUND_NEAREST, 8, SOURCE_TENSOR, 0, 448, 2}
+#define NV_RHT_SR     {FORMAT_NVFP4, TILE_ROW, 16, SIGNS_FIXED, ROUND_STOCHASTIC, 8, SOURCE_TENSOR, 0, 448, 2}
+#define NV_TILE       {FORMAT_NVFP4, TILE_SQUARE, 0, SIGNS_FIXED, ROUND_NEAREST, 8, SOURCE_TENSOR, 0, 448, 2}
+#define NV_TILE_T     {FORMAT_NVFP4, TILE_SQUARE, 0, SIGNS_FIXED, ROUND_NEAREST, 8, SOURCE_TRANSPOSED, 0, 448, 2}
 
 const Recipe recipes[] = {
-    //                        keep_last_frac  fprop {x, w}        dgrad {dy, w}           wgrad {dy,
-    // x}
-
+    //                        keep_last_frac  fprop {x, w}        dgrad {dy, w}           wgrad {dy, x}
     {"f32",   "32-bit floating point throughout; CPU only", 0,
      {{{PLAIN(FORMAT_F32), PLAIN(FORMAT_F32)}, {PLAIN(FORMAT_F32), PLAIN(FORMAT_F32)},
        {PLAIN(FORMAT_F32), PLAIN(FORMAT_F32)}}}},
     {"bf16",  "bfloat16 operands, 32-bit accumulation: the baseline", 0,
      {{{PLAIN(FORMAT_BF16), PLAIN(FORMAT_BF16)}, {PLAIN(FORMAT_BF16), PLAIN(FORMAT_BF16)},
        {PLAIN(FORMAT_BF16), PLAIN(FORMAT_BF16)}}}},
-    {"nvfp4", "NVIDIA's recipe (arXiv:2509.25149): 16x16 weight tiles, Hadamard on wgrad,
-     stochastic gradients", 0.15f,
+    {"nvfp4", "NVIDIA's recipe (arXiv:2509.25149): 16x16 weight tiles, Hadamard on wgrad, stochastic dY",
+     0.15f,
      {{{NV_ROW, NV_TILE}, {NV_ROW_SR, NV_TILE_T}, {NV_RHT_SR, NV_RHT}}}},
 };
+// clang-format on
 const int num_recipes = ARRAY_LEN(recipes);
 
 const Recipe *recipe_find(const char *name) {
@@ -63,10 +58,17 @@ const Recipe *recipe_find(const char *name) {
 
 /* --- rules --- */
 
-/* One row a field of Operand that a rule can set: its legal texts and the value that each stands
-   for. */
-typedef struct { const char *text; int value; } Choice;
-typedef struct { const char *key; size_t offset; Choice choices[5]; } OperandField;
+/* One row a field of Operand that a rule can set: its legal texts and the value that each stands for. */
+typedef struct {
+    const char *text;
+    int value;
+} Choice;
+typedef struct {
+    const char *key;
+    size_t offset;
+    Choice choices[5];
+} OperandField;
+// clang-format off
 #define FIELD(key) #key, offsetof(Operand, key)
 static const OperandField operand_fields[] = {
     {FIELD(format),      {{"f32", FORMAT_F32}, {"bf16", FORMAT_BF16}, {"nvfp4", FORMAT_NVFP4}}},
@@ -80,18 +82,19 @@ static const OperandField operand_fields[] = {
     {FIELD(top_scale),   {{"448", 448}, {"256", 256}}},
     {FIELD(arithmetic),  {{"2", 2}, {"1", 1}}},
 };
+// clang-format on
 
-/* Every field of Operand is an int or an enum of the same size, which is what lets a row be an
-   offset. */
-static int *operand_field(Operand *o,
-                          int i) { return (int *)((char *)o + operand_fields[i].offset); }
+/* Every field of Operand is an int or an enum of the same size, which is what lets a row be an offset. */
+static int *operand_field(Operand *o, int i) {
+    return (int *)((char *)o + operand_fields[i].offset);
+}
 
 static char message[512];   // what rule_set and recipe_error return
 
 static const char *choices_message(const char *key, const char *value, const Choice *choices,
                                    int count) {
-    int at = snprintf(message, sizeof(message), "\"%s\" is not a value of \"%s\"; legal:", value,
-                      key);
+    int at =
+        snprintf(message, sizeof(message), "\"%s\" is not a value of \"%s\"; legal:", value, key);
     for (int i = 0; i < count && choices[i].text; i++) {
         at += snprintf(message + at, sizeof(message) - at, "%s %s", i ? "," : "", choices[i].text);
     }
@@ -108,8 +111,8 @@ Rule rule_default(void) {
 }
 
 const char *rule_keys(void) {
-    return "layers, gemm, operand, recipe, format, tile, hadamard, signs, rounding, dither_bits,
-    source, "
+    return "layers, gemm, operand, recipe, format, tile, hadamard, signs, rounding, dither_bits, "
+           "source, "
            "headroom, top_scale, arithmetic";
 }
 
@@ -150,8 +153,8 @@ static const char *rule_set_recipe(Rule *rule, const char *value) {
 
 static const char *rule_set_layers(Rule *rule, const char *value) {
     if (value[0] == '\0' || strlen(value) >= sizeof(rule->layers)) {
-        snprintf(message, sizeof(message), "a layer pattern has 1 to %d characters,
-                 like \"blocks.10-11.*\"",
+        snprintf(message, sizeof(message),
+                 "a layer pattern has 1 to %d characters, like \"blocks.10-11.*\"",
                  (int)sizeof(rule->layers) - 1);
         return message;
     }
@@ -188,8 +191,8 @@ static int segment_matches(const char *pattern, int pattern_len, const char *nam
     if (pattern_len < (int)sizeof(text)) {
         memcpy(text, pattern, pattern_len);
         text[pattern_len] = '\0';
-        if (sscanf(text, "%d-%d%n", &first, &last,
-                   &used) == 2 && used == pattern_len && isdigit((unsigned char)*name)) {
+        if (sscanf(text, "%d-%d%n", &first, &last, &used) == 2 && used == pattern_len &&
+            isdigit((unsigned char)*name)) {
             int number = atoi(name);
             return first <= number && number <= last;
         }
@@ -201,8 +204,8 @@ static int segment_matches(const char *pattern, int pattern_len, const char *nam
 static int name_matches(const char *pattern, const char *name) {
     if (strcmp(pattern, "*") == 0) return 1;
     int pattern_len = (int)strcspn(pattern, "."), name_len = (int)strcspn(name, ".");
-    // leading or middle star: skip 1 or more segments
-    if (pattern[0] == '*' && pattern_len == 1) {
+    if (pattern[0] == '*' &&
+        pattern_len == 1) {   // leading or middle star: skip 1 or more segments
         for (const char *rest = strchr(name, '.'); rest; rest = strchr(rest + 1, '.')) {
             if (name_matches(pattern + 2, rest + 1)) return 1;
         }
@@ -215,15 +218,16 @@ static int name_matches(const char *pattern, const char *name) {
     return name_matches(pattern + pattern_len + 1, name + name_len + 1);
 }
 
-int rule_matches(const Rule *rule, const char *linear_name) { return name_matches(rule->layers,
-                                                                                  linear_name); }
+int rule_matches(const Rule *rule, const char *linear_name) {
+    return name_matches(rule->layers, linear_name);
+}
 
 static void rule_apply(const Rule *rule, LinearPlan *plan) {
     for (int g = 0; g < NUM_GEMMS; g++) {
         if (!(rule->gemms >> g & 1u)) continue;
         for (int s = 0; s < NUM_SIDES; s++) {
-            if (strcmp(rule->operand, "*") != 0 && strcmp(rule->operand,
-                                                          operand_names[g][s]) != 0) continue;
+            if (strcmp(rule->operand, "*") != 0 && strcmp(rule->operand, operand_names[g][s]) != 0)
+                continue;
             Operand *cell = &plan->cell[g][s];
             if (rule->recipe) *cell = rule->recipe->plan.cell[g][s];
             Operand fields = rule->fields;
@@ -247,10 +251,10 @@ LinearPlan recipe_resolve(const Recipe *base, const Rule *rules, int num_rules,
 
 static const char *size_message(const char *what, int64_t size, int multiple, const char *why) {
     int64_t below = size / multiple * multiple, above = below + multiple;
-    snprintf(message, sizeof(message), "%s is %lld,
-             but %s must be a multiple of %d; nearest: %lld or %lld", what,
+    snprintf(message, sizeof(message),
+             "%s is %lld, but %s must be a multiple of %d; nearest: %lld or %lld", what,
              (long long)size, why, multiple, (long long)(below > 0 ? below : above),
-    (long long)above);
+             (long long)above);
     return message;
 }
 
@@ -261,12 +265,12 @@ static const char *cell_error(const LinearPlan *plan, GemmKind g, Side s) {
     if (o->source == SOURCE_TRANSPOSED) {
         const Operand *w = &plan->cell[GEMM_FPROP][SIDE_B];
         int is_dgrad_w = g == GEMM_DGRAD && s == SIDE_B;
-        if (is_dgrad_w && w->format == o->format && w->tile == TILE_SQUARE && w->hadamard == 0) {
+        if (is_dgrad_w && w->format == o->format && w->tile == TILE_SQUARE && w->hadamard == 0)
             return NULL;
-        }
         snprintf(message, sizeof(message),
                  "%s.%s: source transposed needs the square tiles of fprop.w in the same "
-                 "format without Hadamard; set source to tensor", gemm, operand);
+                 "format without Hadamard; set source to tensor",
+                 gemm, operand);
         return message;
     }
     if (o->tile == TILE_SQUARE && (o->hadamard || strcmp(operand, "w") != 0)) {
@@ -290,7 +294,8 @@ static const char *pair_error(const LinearPlan *plan, GemmKind g) {
     if (a_size != b_size || (a_size && a->signs != b->signs)) {
         snprintf(message, sizeof(message),
                  "%s: the Hadamard transform must be the same on both operands (size %d and "
-                 "%d), or the product changes", gemm_names[g], a_size, b_size);
+                 "%d), or the product changes",
+                 gemm_names[g], a_size, b_size);
         return message;
     }
     int both_quantized = format_is_quantized(a->format) && format_is_quantized(b->format);
@@ -315,12 +320,12 @@ const char *recipe_error(const LinearPlan *plan, int in_features, int out_featur
         }
     }
     if (!quantized) return NULL;
-    if (in_features % 32) return size_message("in-features", in_features, 32,
-                                              "a quantised linear's in-features");
-    if (out_features % 32) return size_message("out-features", out_features, 32,
-                                               "a quantised linear's out-features");
-    if (tokens % 32) return size_message("batch.micro x batch.seq_len", tokens, 32,
-                                         "tokens per micro-step");
+    if (in_features % 32)
+        return size_message("in-features", in_features, 32, "a quantised linear's in-features");
+    if (out_features % 32)
+        return size_message("out-features", out_features, 32, "a quantised linear's out-features");
+    if (tokens % 32)
+        return size_message("batch.micro x batch.seq_len", tokens, 32, "tokens per micro-step");
     return NULL;
 }
 
@@ -337,11 +342,11 @@ const char *operand_describe(const Operand *o, char *buffer, int size) {
         at += snprintf(buffer + at, size - at, " %s%d", o->signs == SIGNS_FIXED ? "rht" : "ht",
                        o->hadamard);
     }
-    if (o->rounding == ROUND_STOCHASTIC) at += snprintf(buffer + at, size - at, " sr%d",
-                                                        o->dither_bits);
+    if (o->rounding == ROUND_STOCHASTIC)
+        at += snprintf(buffer + at, size - at, " sr%d", o->dither_bits);
     if (o->headroom) at += snprintf(buffer + at, size - at, " headroom");
-    if (o->top_scale != (int)f->scale_max) at += snprintf(buffer + at, size - at, " top%d",
-                                                          o->top_scale);
+    if (o->top_scale != (int)f->scale_max)
+        at += snprintf(buffer + at, size - at, " top%d", o->top_scale);
     if (o->arithmetic == 1) snprintf(buffer + at, size - at, " v1");
     return buffer;
 }

@@ -12,20 +12,17 @@ enum { ARENA_ALIGN = 256, PARAM_ALIGN = 128 };
 
 Tensor tensor_rows(Tensor t, int64_t begin, int64_t rows) {
     CHECK(begin >= 0 && rows >= 0 && begin + rows <= t.rows, "rows [%lld, %lld) of %lld",
-          (long long)begin,
-          (long long)(begin + rows), (long long)t.rows);
+          (long long)begin, (long long)(begin + rows), (long long)t.rows);
     return tensor_view((char *)t.data + dtype_bytes(t.dtype, begin * t.cols), t.dtype, rows,
                        t.cols);
 }
 
 void tensor_expect(Tensor t, const char *what, DType dtype, int64_t rows, int64_t cols) {
     CHECK(t.data != NULL, "%s is empty, expected (%lld,%lld) %s", what, (long long)rows,
-          (long long)cols,
-          dtype_info[dtype].name);
-    CHECK(t.dtype == dtype && t.rows == rows && t.cols == cols, "%s is (%lld,%lld) %s,
-          expected (%lld,%lld) %s", what,
-          (long long)t.rows, (long long)t.cols, dtype_info[t.dtype].name, (long long)rows,
-    (long long)cols,
+          (long long)cols, dtype_info[dtype].name);
+    CHECK(t.dtype == dtype && t.rows == rows && t.cols == cols,
+          "%s is (%lld,%lld) %s, expected (%lld,%lld) %s", what, (long long)t.rows,
+          (long long)t.cols, dtype_info[t.dtype].name, (long long)rows, (long long)cols,
           dtype_info[dtype].name);
 }
 
@@ -60,8 +57,7 @@ Tensor arena_tensor(Arena *a, DType dtype, int64_t rows, int64_t cols) {
 /* --- parameters --- */
 
 int param_table_add(ParamTable *t, const char *name, int64_t rows, int64_t cols,
-                    int64_t padded_rows,
-                    int decay, InitKind init, float init_std) {
+                    int64_t padded_rows, int decay, InitKind init, float init_std) {
     CHECK(param_table_find(t, name) == NULL, "parameter %s declared twice", name);
     CHECK(strlen(name) < sizeof(t->params[0].name), "parameter name %s is too long", name);
     CHECK(rows > 0 && cols > 0 && padded_rows >= rows, "parameter %s: bad shape", name);
@@ -105,8 +101,8 @@ static Tensor param_view(Tensor flat, const Param *p) {
 void param_table_place(ParamTable *t, Arena *parameters, Arena *gradients, Arena *optimizer,
                        int train) {
     t->master = arena_tensor(parameters, DT_F32, 1, t->num_elements);
-    t->value = t->dtype == DT_F32 ? t->master : arena_tensor(parameters, t->dtype, 1,
-                                                             t->num_elements);
+    t->value =
+        t->dtype == DT_F32 ? t->master : arena_tensor(parameters, t->dtype, 1, t->num_elements);
     if (train) {
         t->grad = arena_tensor(gradients, DT_F32, 1, t->num_elements);
         t->m = arena_tensor(optimizer, DT_F32, 1, t->num_elements);
@@ -137,10 +133,10 @@ int64_t param_table_true_count(const ParamTable *t) {
 
 /* Four normal values from one Philox block by Box-Muller. */
 static void normal4(float out[4], uint64_t block, uint32_t tag, uint64_t seed) {
-    Philox4 bits = philox4x32_10(rng_group_counter(block, tag, 0), (uint32_t)seed,
-                                 (uint32_t)(seed >> 32));
+    Philox4 bits =
+        philox4x32_10(rng_group_counter(block, tag, 0), (uint32_t)seed, (uint32_t)(seed >> 32));
     for (int i = 0; i < 4; i += 2) {
-        double u = ((double)bits.w[i] + 0.5) / 4294967296.0;        // never 0
+        double u = ((double)bits.w[i] + 0.5) / 4294967296.0;   // never 0
         double angle = 2.0 * M_PI * ((double)bits.w[i + 1] / 4294967296.0);
         double radius = sqrt(-2.0 * log(u));
         out[i] = (float)(radius * cos(angle));
@@ -151,7 +147,7 @@ static void normal4(float out[4], uint64_t block, uint32_t tag, uint64_t seed) {
 static void param_init_values(float *values, const Param *p, int index, uint64_t seed) {
     int64_t count = p->rows * p->cols;
     if (p->init == INIT_NORMAL) {
-        #pragma omp parallel for
+#pragma omp parallel for
         for (int64_t block = 0; block < ceil_div(count, 4); block++) {
             float z[4];
             normal4(z, (uint64_t)block, RNG_STREAM_INIT + (uint32_t)index, seed);
