@@ -24,26 +24,28 @@ const Format formats[NUM_FORMATS] = {
 // clang-format on
 
 // clang-format off
-/* The cells that recipes are made of. Columns: format, tile, hadamard, signs, rounding, dither bits,
-   source, headroom, top scale, arithmetic. */
-#define PLAIN(format) {format, TILE_ROW, 0, SIGNS_FIXED, ROUND_NEAREST, 8, SOURCE_TENSOR, 0, 448, 2}
-#define NV_ROW        {FORMAT_NVFP4, TILE_ROW, 0, SIGNS_FIXED, ROUND_NEAREST, 8, SOURCE_TENSOR, 0, 448, 2}
-#define NV_ROW_SR     {FORMAT_NVFP4, TILE_ROW, 0, SIGNS_FIXED, ROUND_STOCHASTIC, 8, SOURCE_TENSOR, 0, 448, 2}
-#define NV_RHT        {FORMAT_NVFP4, TILE_ROW, 16, SIGNS_FIXED, ROUND_NEAREST, 8, SOURCE_TENSOR, 0, 448, 2}
-#define NV_RHT_SR     {FORMAT_NVFP4, TILE_ROW, 16, SIGNS_FIXED, ROUND_STOCHASTIC, 8, SOURCE_TENSOR, 0, 448, 2}
-#define NV_TILE       {FORMAT_NVFP4, TILE_SQUARE, 0, SIGNS_FIXED, ROUND_NEAREST, 8, SOURCE_TENSOR, 0, 448, 2}
-#define NV_TILE_T     {FORMAT_NVFP4, TILE_SQUARE, 0, SIGNS_FIXED, ROUND_NEAREST, 8, SOURCE_TRANSPOSED, 0, 448, 2}
+/* The cells that recipes are made of. What they do not say is the default of CELL: fixed signs, 8
+   random bits, no headroom, top scale 448, arithmetic 2. */
+#define CELL(format, tile, hadamard, rounding, source) \
+    {FORMAT_##format, TILE_##tile, hadamard, SIGNS_FIXED, ROUND_##rounding, 8, SOURCE_##source, 0, \
+     448, 2}
+#define F32        CELL(F32,   ROW,    0,  NEAREST,    TENSOR)
+#define BF16       CELL(BF16,  ROW,    0,  NEAREST,    TENSOR)
+#define NV_ROW     CELL(NVFP4, ROW,    0,  NEAREST,    TENSOR)
+#define NV_ROW_SR  CELL(NVFP4, ROW,    0,  STOCHASTIC, TENSOR)
+#define NV_RHT     CELL(NVFP4, ROW,    16, NEAREST,    TENSOR)
+#define NV_RHT_SR  CELL(NVFP4, ROW,    16, STOCHASTIC, TENSOR)
+#define NV_TILE    CELL(NVFP4, SQUARE, 0,  NEAREST,    TENSOR)
+#define NV_TILE_T  CELL(NVFP4, SQUARE, 0,  NEAREST,    TRANSPOSED)
 
 const Recipe recipes[] = {
-    //                        keep_last_frac  fprop {x, w}        dgrad {dy, w}           wgrad {dy, x}
+    // name, summary, share of blocks kept in BF16, {fprop {x, w}, dgrad {dy, w}, wgrad {dy, x}}
     {"f32",   "32-bit floating point throughout; CPU only", 0,
-     {{{PLAIN(FORMAT_F32), PLAIN(FORMAT_F32)}, {PLAIN(FORMAT_F32), PLAIN(FORMAT_F32)},
-       {PLAIN(FORMAT_F32), PLAIN(FORMAT_F32)}}}},
+     {{{F32, F32}, {F32, F32}, {F32, F32}}}},
     {"bf16",  "bfloat16 operands, 32-bit accumulation: the baseline", 0,
-     {{{PLAIN(FORMAT_BF16), PLAIN(FORMAT_BF16)}, {PLAIN(FORMAT_BF16), PLAIN(FORMAT_BF16)},
-       {PLAIN(FORMAT_BF16), PLAIN(FORMAT_BF16)}}}},
-    {"nvfp4", "NVIDIA's recipe (arXiv:2509.25149): 16x16 weight tiles, Hadamard on wgrad, stochastic dY",
-     0.15f,
+     {{{BF16, BF16}, {BF16, BF16}, {BF16, BF16}}}},
+    {"nvfp4", "NVIDIA's recipe (arXiv:2509.25149): 16x16 weight tiles, Hadamard on wgrad, "
+     "stochastic dY", 0.15f,
      {{{NV_ROW, NV_TILE}, {NV_ROW_SR, NV_TILE_T}, {NV_RHT_SR, NV_RHT}}}},
 };
 // clang-format on
@@ -58,7 +60,7 @@ const Recipe *recipe_find(const char *name) {
 
 /* --- rules --- */
 
-/* One row a field of Operand that a rule can set: its legal texts and the value that each stands for. */
+/* One row a field of Operand that a rule can set: its legal texts, and what each stands for. */
 typedef struct {
     const char *text;
     int value;
@@ -84,7 +86,7 @@ static const OperandField operand_fields[] = {
 };
 // clang-format on
 
-/* Every field of Operand is an int or an enum of the same size, which is what lets a row be an offset. */
+/* Every field of Operand is an int or an enum of its size, which lets a row be an offset. */
 static int *operand_field(Operand *o, int i) {
     return (int *)((char *)o + operand_fields[i].offset);
 }
