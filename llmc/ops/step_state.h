@@ -28,6 +28,7 @@ typedef struct {
     float loss_limit;            // guard: skip the update above this loss (infinity: never)
     float grad_norm_limit;       // guard: skip the update above this norm (infinity: never)
     float loss;                  // mean over the step's tokens, accumulated over micro-steps from 0
+    float stop_votes;            // ranks asked to stop; behind loss: one all-reduce sums both
     float grad_norm;             // of the whole gradient, before clipping
     float grad_scale;            // factor that clips
     int32_t skip;                // 1: the update is not applied
