@@ -6,7 +6,9 @@
 
 #include "common.h"
 
-typedef struct { double mean, deviation; } Statistics;   // deviation 0: nothing to measure by
+typedef struct {
+    double mean, deviation;
+} Statistics;   // deviation 0: nothing to measure by
 
 Guard guard_make(double loss_z, double norm_z) {
     CHECK(loss_z >= 0 && norm_z >= 0, "z limits %g and %g", loss_z, norm_z);

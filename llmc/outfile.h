@@ -15,11 +15,11 @@ extern "C" {
 #endif
 
 typedef struct {
-    int fd;            // -1 after outfile_close
-    const char *what;  // "ckpt.dir", for messages; not copied
+    int fd;             // -1 after outfile_close
+    const char *what;   // "ckpt.dir", for messages; not copied
     char *path;
-    uint32_t crc;      // CRC-32 of everything written through this handle
-    int64_t bytes;     // written through this handle
+    uint32_t crc;    // CRC-32 of everything written through this handle
+    int64_t bytes;   // written through this handle
 } OutFile;
 
 /* Both set SIGXFSZ to be ignored in the whole process, so that a file-size limit is an error of

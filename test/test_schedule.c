@@ -63,7 +63,7 @@ CASE(wsd_is_flat_then_falls_over_the_last_steps) {
     EXPECT_EQ_I64(schedule_decay_start(&s), 80);
     s.decay_frac = 1e-9;   // less than a step: still the last one
     EXPECT(schedule_lr(&s, 98) == 6e-4f && schedule_lr(&s, 99) == 6e-5f);
-    s.decay_frac = 1;      // decay starts right after warm-up
+    s.decay_frac = 1;   // decay starts right after warm-up
     EXPECT_EQ_I64(schedule_decay_start(&s), 10);
     EXPECT_NEAR(schedule_lr(&s, 54), 3.3e-4, 1e-10);
 }
