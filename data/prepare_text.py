@@ -235,15 +235,24 @@ def scratch_folder(out):
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def interrupts_ignored():
+    handlers = {number: signal.signal(number, signal.SIG_IGN)
+                for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
 def publish(scratch, out):
-    """Old files go, dataset.json first; new ones come, dataset.json last: where it is, all is.
-    An interrupt waits until this is over."""
-    for name in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(name, signal.SIG_IGN)
-    for path in results_in(out):
-        path.unlink()
-    for path in sorted(scratch.iterdir(), key=lambda path: path.name == "dataset.json"):
-        path.replace(out / path.name)
+    """Old files go, dataset.json first; new ones come, dataset.json last: where it is, all is."""
+    with interrupts_ignored():
+        for path in results_in(out):
+            path.unlink()
+        for path in sorted(scratch.iterdir(), key=lambda path: path.name == "dataset.json"):
+            path.replace(out / path.name)
 
 
 def describe(tokenizer, writers, sources):
@@ -290,7 +299,7 @@ def split_of(args, sources):
 
 def prepare(args, out):
     # A tokenizer that cannot be loaded is told of before the text is read.
-    tokenizer = None if args.train_bpe else load_tokenizer(args.tokenizer, args.end_of_text)
+    tokenizer = None if args.train_bpe else load_tokenizer(args.tokenizer or "byte", args.end_of_text)
     sources = scan_sources(args)
     text_bytes = sum(sum(source.sizes) for source in sources)
     split = split_of(args, sources)
@@ -336,7 +345,7 @@ def parse_arguments(argv):
                         f"line {END_OF_TEXT}) or .jsonl (field text); also with .xz or .zst")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder of the results")
     kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("--tokenizer", default="byte", metavar="NAME", help="byte (default), GPT-2's "
+    kind.add_argument("--tokenizer", metavar="NAME", help="byte (default), GPT-2's "
                       "ranks file (.tiktoken), or a Hugging Face tokenizer.json")
     kind.add_argument("--train-bpe", type=int, metavar="SIZE",
                       help="train a byte-level BPE of SIZE tokens on the training text")
