@@ -21,9 +21,9 @@ typedef struct {
     double bf16_flops;       // dense, FP32 accumulation
 } DevicePeak;
 
-// Sources: NVIDIA's datasheets of H200, H100, A100, L40S, L40, L4 (figures with sparsity are halved),
-// HGX B200/B300 and GB200/GB300 NVL72 (divided by the number of GPUs); architecture white papers of
-// GA102 (RTX 3090), Ada (RTX 4090) and the RTX Blackwell GPUs (RTX 5090, RTX PRO 6000).
+// Sources: NVIDIA's datasheets of H200, H100, A100, L40S, L40 and L4 (figures with sparsity are
+// halved), HGX B200/B300 and GB200/GB300 NVL72 (divided by the number of GPUs); architecture white
+// papers of GA102 (RTX 3090), Ada (RTX 4090) and the RTX Blackwell GPUs (RTX 5090, RTX PRO 6000).
 static const DevicePeak device_peaks[] = {
     {"Laptop", 0},   // mobile parts carry the names of faster desktop ones
     {"GB300", 2500e12},

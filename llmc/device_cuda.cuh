@@ -1,4 +1,5 @@
-// What the .cu files of this program share: the device's stream and libraries, and the check macros.
+// What the .cu files of this program share: the device's stream and libraries, and the check
+// macros.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>

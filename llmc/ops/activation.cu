@@ -56,8 +56,8 @@ template <> __device__ __forceinline__ ActPair act_backward<ACT_RELU2>(ActPair i
 typedef struct {
     bf16 *out, *dx;
     const bf16 *x, *dout;
-    int64_t rows, cols;    // of out
-    uint32_t row_vectors;  // of out
+    int64_t rows, cols;     // of out
+    uint32_t row_vectors;   // of out
     bool whole;
 } ActArgs;
 

@@ -1,5 +1,5 @@
-// adamw -- one optimizer step on a GPU, bit for bit what adamw.c computes: every operation is rounded
-// by itself, in the reference's order.
+// adamw -- one optimizer step on a GPU, bit for bit what adamw.c computes: every operation is
+// rounded by itself, in the reference's order.
 #include "adamw.h"
 
 #include "../device_cuda.cuh"
@@ -56,8 +56,14 @@ void adamw_cuda(Device *d, AdamWTensors t, AdamWConfig config, const StepState *
     expect_bf16(t.value, "adamw value");
     bool whole = whole_vectors(t.value) && whole_vectors(t.master) && whole_vectors(t.m) &&
                  whole_vectors(t.v) && whole_vectors(t.grad);
-    AdamWArgs a = {(bf16 *)t.value.data, (float *)t.master.data, (float *)t.m.data,
-                   (float *)t.v.data, (const float *)t.grad.data, t.master.cols, config, state,
+    AdamWArgs a = {(bf16 *)t.value.data,
+                   (float *)t.master.data,
+                   (float *)t.m.data,
+                   (float *)t.v.data,
+                   (const float *)t.grad.data,
+                   t.master.cols,
+                   config,
+                   state,
                    whole};
     unsigned blocks = flat_blocks(ceil_div(a.count, VEC));
     adamw_kernel<<<blocks, FLAT_THREADS, 0, device_cuda_stream(d)>>>(a);

@@ -1,12 +1,13 @@
-// gemm -- every matrix product on a GPU, through cuBLASLt. What it computes is in gemm.h; here is how
-// row-major operands become cuBLASLt's column-major ones, and which algorithm runs. No own kernel
-// multiplies matrices.
+// gemm -- every matrix product on a GPU, through cuBLASLt. What it computes is in gemm.h; here is
+// how row-major operands become cuBLASLt's column-major ones, and which algorithm runs. No own
+// kernel multiplies matrices.
 //
 // A row-major (r,c) matrix is a column-major (c,r) one with leading dimension c. So
 //   d[m,n] = sum_k a[m,k] b[n,k]   becomes   D (N x M) = B (N x K) . A (K x M),
-// cuBLASLt's first operand is b, its second is a, and the bias along n runs along its rows, which is
-// what its bias epilogue adds. b stored (N,K) is column-major (K x N): transposed; b stored (K,N) is
-// (N x K): as it is. a stored (M,K) is (K x M): as it is; a stored (K,M) is (M x K): transposed.
+// cuBLASLt's first operand is b, its second is a, and the bias along n runs along its rows, which
+// is what its bias epilogue adds.
+//   b stored (N,K) is column-major (K x N): transposed; stored (K,N) it is (N x K): as it is
+//   a stored (M,K) is column-major (K x M): as it is; stored (K,M) it is (M x K): transposed
 #include "gemm.h"
 
 #include <cstdlib>
@@ -156,9 +157,8 @@ static void choose_algorithm(Device *dev, GemmPlan *p) {
     set_preference(p, want, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &out, sizeof(out));
     cublasLtMatmulHeuristicResult_t found;
     int num_found = 0;
-    cublasStatus_t status =
-        cublasLtMatmulAlgoGetHeuristic(device_cuda_cublaslt(dev), p->desc, p->b, p->a, p->d, p->d,
-                                       want, 1, &found, &num_found);
+    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+        device_cuda_cublaslt(dev), p->desc, p->b, p->a, p->d, p->d, want, 1, &found, &num_found);
     if (status == CUBLAS_STATUS_SUCCESS && num_found == 0) status = CUBLAS_STATUS_NOT_SUPPORTED;
     gemm_library_check(status, key, "cublasLtMatmulAlgoGetHeuristic");
     GEMM_CHECK(key, cublasLtMatmulPreferenceDestroy(want));
@@ -204,8 +204,8 @@ static GemmPlan *find_plan(Device *dev, GemmKey key, const void *bias) {
 
 // --- the product ---
 
-/* alpha = amax_a * amax_b * mult; a missing amax counts as 1. One thread, a few bytes: its launch is
-   all it costs. */
+/* alpha = amax_a * amax_b * mult; a missing amax counts as 1. One thread, a few bytes: its launch
+   is all it costs. */
 __global__ static void gemm_alpha_kernel(float *alpha, const float *amax_a, const float *amax_b,
                                          float mult) {
     float a = amax_a ? *amax_a : 1.0f, b = amax_b ? *amax_b : 1.0f;
@@ -235,9 +235,8 @@ void gemm_cuda(Device *dev, Tensor d, const QOperand *a, const QOperand *b, Gemm
     const float *beta = epilogue.accumulate ? &scalars->one : &scalars->zero;
     size_t workspace_bytes;
     void *workspace = device_cuda_workspace(dev, &workspace_bytes);
-    cublasStatus_t status = cublasLtMatmul(device_cuda_cublaslt(dev), p->desc, alpha, b->data, p->b,
-                                           a->data, p->a, beta, d.data, p->d, d.data, p->d,
-                                           &p->algo, workspace, p->workspace_bytes,
-                                           device_cuda_stream(dev));
+    cublasStatus_t status = cublasLtMatmul(
+        device_cuda_cublaslt(dev), p->desc, alpha, b->data, p->b, a->data, p->a, beta, d.data, p->d,
+        d.data, p->d, &p->algo, workspace, p->workspace_bytes, device_cuda_stream(dev));
     gemm_library_check(status, &p->key, "cublasLtMatmul");
 }

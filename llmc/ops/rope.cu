@@ -9,9 +9,9 @@ typedef struct {
     bf16 *qkv;            // (rows, cols)
     const float *table;   // (Tmax, head_dim): cosines, then sines
     int64_t rows, cols;
-    uint32_t T, num_heads;           // query and key heads
-    uint32_t pairs, head_vectors;    // head_dim / 2, and vectors of 8 pairs in a head
-    float direction;                 // 1: forward, -1: backward
+    uint32_t T, num_heads;          // query and key heads
+    uint32_t pairs, head_vectors;   // head_dim / 2, and vectors of 8 pairs in a head
+    float direction;                // 1: forward, -1: backward
     bool whole;
 } RopeArgs;
 

@@ -36,8 +36,7 @@ static __device__ __forceinline__ uint4 pack(const float v[VEC]) {
 }
 
 /* Eight bf16 as they lie in memory: a quarter of the registers of eight floats in waiting. */
-static __device__ __forceinline__ uint4 load_packed(const bf16 *p, int64_t count,
-                                                    bool whole) {
+static __device__ __forceinline__ uint4 load_packed(const bf16 *p, int64_t count, bool whole) {
     if (whole && count >= VEC) return *reinterpret_cast<const uint4 *>(p);
     uint32_t w[4] = {0, 0, 0, 0};
     const uint16_t *bits = reinterpret_cast<const uint16_t *>(p);
@@ -66,8 +65,8 @@ static __device__ __forceinline__ void load_vec(float v[VEC], const float *p, in
     for (int i = 0; i < VEC; i++) v[i] = i < count ? p[i] : 0.0f;
 }
 
-static __device__ __forceinline__ void store_vec(bf16 *p, const float v[VEC],
-                                                 int64_t count, bool whole) {
+static __device__ __forceinline__ void store_vec(bf16 *p, const float v[VEC], int64_t count,
+                                                 bool whole) {
     if (whole && count >= VEC) {
         *reinterpret_cast<uint4 *>(p) = pack(v);
         return;
@@ -126,8 +125,8 @@ typedef struct {
     int warps, rows;
 } RowGroups;
 
-/* Sum over the warps of this thread's row. shared: one float a warp of the block. All threads of the
-   block must call it, those of absent rows too. */
+/* Sum over the warps of this thread's row. shared: one float a warp of the block. All threads of
+   the block must call it, those of absent rows too. */
 static __device__ __forceinline__ float row_sum(float x, RowGroups groups, float *shared) {
     x = warp_sum(x);
     if (groups.warps == 1) return x;
@@ -159,7 +158,7 @@ static __device__ __forceinline__ float block_max(float x, float *shared) {
 
 enum { FLAT_THREADS = 256 };
 
-/* Host: blocks of FLAT_THREADS threads for one vector a thread. Kernels index vectors in 32 bits. */
+/* Host: blocks of FLAT_THREADS threads, one vector a thread. Kernels count vectors in 32 bits. */
 static inline unsigned flat_blocks(int64_t vectors) {
     CHECK(vectors < INT64_C(1) << 32, "%lld vectors in one kernel", (long long)vectors);
     return (unsigned)ceil_div(vectors, FLAT_THREADS);

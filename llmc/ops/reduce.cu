@@ -1,0 +1,201 @@
+// reduce -- sums on a GPU, in two stages: blocks write partial sums, the second stage adds them.
+// The split depends on the shape alone and no atomics are used, so the order is always the same.
+#include "reduce.h"
+
+#include "reduce.cuh"
+#include "scratch_cuda.cuh"
+#include "vec.cuh"
+
+// --- sums over rows ---
+
+enum {
+    PARTIAL_WARPS = 32,        // of add_partial_rows: each adds every 32nd partial row
+    COLUMN_WARPS = 8,          // of column_sum: each adds every 8th row of the block's
+    COLUMN_ROWS = 64,          // rows of a block of column_sum, at least
+    COLUMN_BLOCKS = 2048,      // about as many blocks at most: several for each multiprocessor
+    COLUMN_SPAN = WARP * VEC   // columns of a block
+};
+
+/*
+A block owns 32 columns, one a lane; its warps share the partial rows, then warp 0 adds the warps.
+  bytes    4 per partial sum
+  limiter  latency: the partial sums are few; measured: see dev/SPEED.md
+*/
+__global__ static void __launch_bounds__(PARTIAL_WARPS *WARP)
+    add_partial_rows_kernel(float *dst, PartialRows partials, int64_t cols) {
+    __shared__ float sums[PARTIAL_WARPS][WARP];
+    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    int64_t c = (int64_t)blockIdx.x * WARP + lane;
+    float sum = 0.0f;
+    if (c < cols) {
+        for (int64_t p = warp; p < partials.num; p += PARTIAL_WARPS) {
+            sum += partials.data[p * partials.stride + c];
+        }
+    }
+    sums[warp][lane] = sum;
+    __syncthreads();
+    if (warp > 0 || c >= cols) return;
+    float total = 0.0f;
+    for (int i = 0; i < PARTIAL_WARPS; i++) total += sums[i][lane];
+    dst[c] += total;
+}
+
+void add_partial_rows(Device *d, float *dst, PartialRows partials, int64_t cols) {
+    unsigned blocks = (unsigned)ceil_div(cols, WARP);
+    add_partial_rows_kernel<<<blocks, PARTIAL_WARPS * WARP, 0, device_cuda_stream(d)>>>(
+        dst, partials, cols);
+    CUDA_CHECK_LAUNCH();
+}
+
+/* Rows that one block of column_sum adds up. */
+static int64_t column_sum_rows(int64_t rows, int64_t cols) {
+    int64_t row_blocks = max_i64(1, COLUMN_BLOCKS / ceil_div(cols, COLUMN_SPAN));
+    return max_i64(COLUMN_ROWS, ceil_div(rows, row_blocks));
+}
+
+static int64_t column_sum_partials(int64_t rows, int64_t cols) {
+    return ceil_div(rows, column_sum_rows(rows, cols));
+}
+
+size_t column_sum_scratch_cuda(int64_t cols) {
+    return (size_t)max_i64(COLUMN_BLOCKS * COLUMN_SPAN, cols) * sizeof(float);
+}
+
+/*
+Block (x, y): 256 columns, 8 a lane; block_rows rows, shared by 8 warps.
+  bytes    the size of dout, read once
+  limiter  memory bandwidth; measured: see dev/SPEED.md
+*/
+template <typename T>
+__global__ static void __launch_bounds__(COLUMN_WARPS *WARP)
+    column_sum_kernel(float *partials, const T *dout, int64_t rows, int64_t cols,
+                      int64_t block_rows, bool whole) {
+    __shared__ float sums[COLUMN_WARPS][COLUMN_SPAN];
+    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    int64_t c = (int64_t)blockIdx.x * COLUMN_SPAN + lane * VEC;
+    int64_t begin = (int64_t)blockIdx.y * block_rows;
+    int64_t end = begin + block_rows < rows ? begin + block_rows : rows;
+    float sum[VEC] = {};
+    if (c < cols) {
+#pragma unroll 4
+        for (int64_t n = begin + warp; n < end; n += COLUMN_WARPS) {
+            float v[VEC];
+            load_vec(v, dout + n * cols + c, cols - c, whole);
+            for (int j = 0; j < VEC; j++) sum[j] += v[j];
+        }
+    }
+    for (int j = 0; j < VEC; j++) sums[warp][lane * VEC + j] = sum[j];
+    __syncthreads();
+    int64_t own = (int64_t)blockIdx.x * COLUMN_SPAN + threadIdx.x;   // one column a thread
+    if (own >= cols) return;
+    float total = 0.0f;
+    for (int i = 0; i < COLUMN_WARPS; i++) total += sums[i][threadIdx.x];
+    partials[(int64_t)blockIdx.y * cols + own] = total;
+}
+
+template <typename T> static void launch_column_sum(Device *d, float *partials, Tensor dout) {
+    int64_t rows = dout.rows, cols = dout.cols;
+    dim3 grid((unsigned)ceil_div(cols, COLUMN_SPAN), (unsigned)column_sum_partials(rows, cols));
+    column_sum_kernel<T><<<grid, COLUMN_WARPS * WARP, 0, device_cuda_stream(d)>>>(
+        partials, (const T *)dout.data, rows, cols, column_sum_rows(rows, cols),
+        whole_vectors(dout) && cols % VEC == 0);
+    CUDA_CHECK_LAUNCH();
+}
+
+void column_sum_cuda(Device *d, Tensor db, Tensor dout) {
+    CHECK(dout.dtype == DT_BF16 || dout.dtype == DT_F32, "column_sum of %s",
+          dtype_info[dout.dtype].name);
+    tensor_expect(db, "column_sum db", DT_F32, 1, dout.cols);
+    float *data = (float *)device_scratch(d, column_sum_scratch_cuda(dout.cols));
+    PartialRows partials = {data, column_sum_partials(dout.rows, dout.cols), dout.cols};
+    if (dout.dtype == DT_BF16) launch_column_sum<bf16>(d, data, dout);
+    else launch_column_sum<float>(d, data, dout);
+    add_partial_rows(d, (float *)db.data, partials, dout.cols);
+}
+
+// --- sums of everything ---
+
+enum {
+    SUM_BLOCKS = 1024,   // partial sums at most: one a thread of the second stage
+    SUM_THREADS = 256,
+    SUM_VECTORS = 4   // vectors a thread, at least: a small tensor takes few blocks
+};
+
+typedef enum { SUM_VALUES, SUM_SQUARES } Summand;
+
+static unsigned sum_blocks(int64_t count) {
+    return (unsigned)min_i64(SUM_BLOCKS, ceil_div(count, SUM_THREADS * SUM_VECTORS * VEC));
+}
+
+size_t sum_scratch_cuda(void) { return SUM_BLOCKS * sizeof(double); }
+
+/*
+A grid of fixed size strides over x, 8 values a thread at a time; f32 within a block.
+  bytes    4 per element
+  limiter  memory bandwidth; measured: see dev/SPEED.md
+*/
+template <Summand SUMMAND>
+__global__ static void __launch_bounds__(SUM_THREADS)
+    sum_kernel(double *partials, const float *x, int64_t count, bool whole) {
+    __shared__ float shared[SUM_THREADS / WARP];
+    int64_t stride = (int64_t)gridDim.x * SUM_THREADS * VEC;
+    float sum = 0.0f;
+#pragma unroll 4
+    for (int64_t i = ((int64_t)blockIdx.x * SUM_THREADS + threadIdx.x) * VEC; i < count;
+         i += stride) {
+        float v[VEC];
+        load_vec(v, x + i, count - i, whole);
+        for (int j = 0; j < VEC; j++) sum += SUMMAND == SUM_SQUARES ? v[j] * v[j] : v[j];
+    }
+    sum = block_sum(sum, shared);
+    if (threadIdx.x == 0) partials[blockIdx.x] = sum;
+}
+
+/* One block: total of at most one partial sum a thread, in double; returned to all threads. */
+static __device__ double total_of_partials(const double *partials, int num) {
+    __shared__ double shared[SUM_BLOCKS];
+    int i = threadIdx.x;
+    shared[i] = i < num ? partials[i] : 0.0;
+    __syncthreads();
+    for (int half = SUM_BLOCKS / 2; half > 0; half /= 2) {
+        if (i < half) shared[i] += shared[i + half];
+        __syncthreads();
+    }
+    return shared[0];
+}
+
+/* Second stages: one block, 8 KB; a launch is what they cost. */
+__global__ static void add_total_kernel(float *out, const double *partials, int num, float scale) {
+    double total = total_of_partials(partials, num);
+    if (threadIdx.x == 0) *out += (float)(scale * total);
+}
+
+__global__ static void norm_of_total_kernel(float *out, const double *partials, int num) {
+    double total = total_of_partials(partials, num);
+    if (threadIdx.x == 0) *out = (float)sqrt(total);
+}
+
+template <Summand SUMMAND> static double *launch_sum(Device *d, Tensor x) {
+    double *partials = (double *)device_scratch(d, sum_scratch_cuda());
+    int64_t count = tensor_count(x);
+    sum_kernel<SUMMAND><<<sum_blocks(count), SUM_THREADS, 0, device_cuda_stream(d)>>>(
+        partials, (const float *)x.data, count, whole_vectors(flat(x)));
+    CUDA_CHECK_LAUNCH();
+    return partials;
+}
+
+void sum_cuda(Device *d, float *out, Tensor x, float scale) {
+    tensor_expect(x, "sum x", DT_F32, x.rows, x.cols);
+    double *partials = launch_sum<SUM_VALUES>(d, x);
+    int num = (int)sum_blocks(tensor_count(x));
+    add_total_kernel<<<1, SUM_BLOCKS, 0, device_cuda_stream(d)>>>(out, partials, num, scale);
+    CUDA_CHECK_LAUNCH();
+}
+
+void global_norm_cuda(Device *d, float *out, Tensor x) {
+    tensor_expect(x, "global_norm x", DT_F32, 1, x.cols);
+    double *partials = launch_sum<SUM_SQUARES>(d, x);
+    int num = (int)sum_blocks(tensor_count(x));
+    norm_of_total_kernel<<<1, SUM_BLOCKS, 0, device_cuda_stream(d)>>>(out, partials, num);
+    CUDA_CHECK_LAUNCH();
+}

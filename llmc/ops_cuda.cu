@@ -1,0 +1,50 @@
+// ops_cuda -- the table of CUDA ops, and how much scratch they need for given sizes.
+#include "ops.h"
+
+#include "common.h"
+#include "ops/attention.cuh"
+#include "ops/scratch_cuda.cuh"
+
+/* Ops run one after the other and share the scratch area: the largest need counts. */
+static size_t scratch_bytes(const OpLimits *l) {
+    const size_t needs[] = {
+        embedding_scratch_cuda(l->tokens, l->max_cols, l->padded_vocab),
+        norm_scratch_cuda(l->tokens, l->max_cols),
+        column_sum_scratch_cuda(max_i64(l->max_cols, l->padded_vocab)),
+        sum_scratch_cuda(),
+        attention_cuda_scratch_bytes(l->attention),
+    };
+    size_t most = 0;
+    for (int i = 0; i < ARRAY_LEN(needs); i++) most = needs[i] > most ? needs[i] : most;
+    return most;
+}
+
+// In the order of struct Ops; C++17 has no designated initialisers.
+const Ops ops_cuda = {
+    "cuda",
+    "cuDNN or flash, see the attention line",
+    scratch_bytes,
+    embedding_forward_cuda,
+    embedding_backward_cuda,
+    {
+        {layernorm_forward_cuda, layernorm_backward_cuda},
+        {rmsnorm_forward_cuda, rmsnorm_backward_cuda},
+    },
+    rope_forward_cuda,
+    rope_backward_cuda,
+    attention_forward_cuda,
+    attention_backward_cuda,
+    activation_forward_cuda,
+    activation_backward_cuda,
+    residual_forward_cuda,
+    cross_entropy_cuda,
+    amax_pair_cuda,
+    quantize_pair_cuda,
+    hadamard_cuda,
+    gemm_cuda,
+    column_sum_cuda,
+    sum_cuda,
+    global_norm_cuda,
+    step_decide_cuda,
+    adamw_cuda,
+};
