@@ -61,11 +61,12 @@ typedef struct {
 } CheckpointPolicy;
 
 /* Removes what a killed run left in `dir` and puts back a checkpoint that was set aside. For the
-   one process that will write there, before it looks for a checkpoint. Nothing there is no error. */
+   one process that will write there, before it looks for a checkpoint. An absent `dir` is no
+   error. */
 void checkpoint_recover(const char *dir);
 
-/* The checkpoint meant by `path`: itself, or the newest step_* in it. NULL when there is none, caller
-   frees. Only reads, so it may be used beside a running training. */
+/* The checkpoint meant by `path`: itself, or the newest step_* in it; NULL when there is none.
+   Caller frees. Only reads, so it may be used beside a running training. */
 char *checkpoint_find(const char *path);
 
 /* Dies with EXIT_DATA when a file cannot be written; the older checkpoints are then still there.

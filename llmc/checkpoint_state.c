@@ -205,8 +205,8 @@ static char *split_text(char *text, size_t bytes, char **body, size_t *body_byte
 
 char *state_open(const char *path, StateFile **out) {
     if (!file_exists(path)) return format_string("cannot open: %s", strerror(errno));
-    size_t bytes, body_bytes;
-    char *body, *text = read_text_file(path, "checkpoint", &bytes);
+    size_t bytes, body_bytes = 0;
+    char *body = NULL, *text = read_text_file(path, "checkpoint", &bytes);
     char *problem = split_text(text, bytes, &body, &body_bytes);
     cJSON *json = problem ? NULL : cJSON_ParseWithLength(body, body_bytes);
     free(text);

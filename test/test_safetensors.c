@@ -174,7 +174,7 @@ CASE(truncated_anywhere_is_refused) {
     free(text);
 }
 
-/* Only that nothing is read outside of the file: the sanitizers watch, and each entry is touched. */
+/* That nothing outside of the file is read: the sanitizers watch, and each entry is touched. */
 CASE(random_damage_is_survived) {
     const char *whole = scratch("small.safetensors"), *hurt = scratch("hurt.safetensors");
     write_small(whole);

@@ -1,0 +1,66 @@
+/*
+metrics -- the record that a run leaves in log.dir, and the lines that it prints.
+  metrics.jsonl         one object a line. A training step: step, tokens, train_loss, grad_norm, lr,
+                        time_ms, tokens_per_s, mfu (share of the peak, null if that is unknown), and
+                        "skipped":true where the update was. A validation: step, tokens, val_loss.
+                        A value that is not finite is null, and "nonfinite":true stands beside it
+  main.log              s:STEP trl:LOSS lr:LR norm:NORM   and   s:STEP tel:VALIDATION_LOSS
+  run.json              what ran where, when, and how it ended (nulls while it runs)
+  config.resolved.json  the config with every default filled in
+`step` in files is the index of the optimizer step from 0. A validation has the index of the step
+that follows it, so step S of either kind repeats when a run resumes at S, and opening with
+first_step S drops all lines from S on: the files of an interrupted run become those of an
+uninterrupted one. On standard output steps count from 1. `tokens` are those seen so far, this
+step's included.
+It takes numbers and writes them; it measures and decides nothing.
+  tests     test_metrics.c
+*/
+#ifndef LLMC_METRICS_H
+#define LLMC_METRICS_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    const char *dir;   // log.dir; "": nothing is written, only printed (ranks other than 0 too)
+    const char *reference;   // log.reference: directory of another run's record; "": none
+    const char *config;      // resolved, as JSON text
+    const char *git_hash;
+    const char *build;   // "cuda", "cpu", compiler: whatever tells builds apart
+    const char *device;
+    const char *backend;     // "native", "emulated"
+    const char *precision;   // tag of the step line: "nvfp4(emulated)"
+    int world_size;
+    int print_every;      // log.every: of the lines on standard output; files hold every step
+    int64_t first_step;   // that this process does; 0 starts the files anew
+    int64_t total_steps;
+    int64_t tokens_per_step;
+    double flops_per_token;
+    double peak_flops;   // dense BF16 peak of all devices together; 0: unknown
+} MetricsOptions;
+
+typedef struct {
+    int64_t step;   // index from 0
+    int64_t tokens;
+    double loss, grad_norm, lr, time_ms;
+    double loss_z, norm_z;   // guard_z, NaN where there is none
+    int skipped;
+} StepRecord;
+
+typedef struct Metrics Metrics;
+
+/* Copies nothing: the strings live as long as the run. Dies with EXIT_DATA naming log.dir or
+   log.reference and the file. */
+Metrics *metrics_open(const MetricsOptions *options);
+void metrics_step(Metrics *m, const StepRecord *r);
+void metrics_validation(Metrics *m, int64_t step, int64_t tokens, double val_loss);
+/* Completes run.json and frees. Fit for the hook of die(): a second failure ends the process. */
+void metrics_close(Metrics *m, int exit_code, const char *exit_reason);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
