@@ -1,0 +1,254 @@
+/*
+test_model -- the whole model against an independent implementation: losses, gradients and 20
+optimizer steps of four tiny models made by JAX (test/fixtures/README.md), in f32. Then what holds
+for BF16 and NVFP4 on the same models: chunks of the head, accumulation and the quantised GEMMs that
+run.
+*/
+#include "checkpoint.h"
+#include "config.h"
+#include "model.h"
+#include "optimizer.h"
+#include "plan.h"
+#include "safetensors.h"
+#include "schedule.h"
+#include "test.h"
+
+enum { B = 2, T = 16, STEPS = 20 };
+
+typedef struct {
+    Config config;
+    Model model;
+    Device *device;
+    Safetensors *file;
+} Run;
+
+static const SafetensorsEntry *entry(const Run *r, const char *name) {
+    const SafetensorsEntry *e = safetensors_find(r->file, name);
+    if (e == NULL) fprintf(stderr, "fixture has no %s\n", name);
+    return e;
+}
+
+static float fixture_value(const Run *r, const char *name, int i) {
+    float value;
+    memcpy(&value, (const char *)entry(r, name)->data + (size_t)i * sizeof(float), sizeof(float));
+    return value;
+}
+
+/* The weights of the fixture, padded rows zero. */
+static void load_weights(Run *r) {
+    ParamTable *t = &r->model.params;
+    param_table_init(t, r->device, 0);
+    for (int i = 0; i < t->count; i++) {
+        const Param *p = &t->params[i];
+        float *padded = xmalloc((size_t)(p->padded_rows * p->cols) * sizeof(float));
+        memcpy(padded, entry(r, p->name)->data, (size_t)(p->rows * p->cols) * sizeof(float));
+        param_table_upload(t, r->device, p, padded);
+        free(padded);
+    }
+}
+
+static void run_open(Run *r, const char *name, int num_extra, char **extra) {
+    char config_path[128], weights_path[128];
+    snprintf(config_path, sizeof(config_path), "test/fixtures/%s.json", name);
+    snprintf(weights_path, sizeof(weights_path), "test/fixtures/%s.safetensors", name);
+    char *args[8] = {config_path, "eval.micro=2"};
+    for (int i = 0; i < num_extra; i++) args[2 + i] = extra[i];
+    memset(r, 0, sizeof(*r));
+    config_parse(&r->config, 2 + num_extra, args);
+    r->device = device_cpu_open(0);
+    r->file = safetensors_open(weights_path);
+    model_declare(&r->model, &r->config);
+    model_place(&r->model, &r->config, r->device, &ops_cpu, 1);
+    load_weights(r);
+    model_prepare_weights(&r->model);
+}
+
+static void run_close(Run *r) {
+    model_free(&r->model);
+    safetensors_close(r->file);
+    r->device->close(r->device);
+    config_free(&r->config);
+}
+
+static void batch(const Run *r, int step, int32_t *inputs, int32_t *targets) {
+    const int32_t *tokens = (const int32_t *)entry(r, "tokens")->data + (size_t)step * B * (T + 1);
+    for (int b = 0; b < B; b++) {
+        memcpy(inputs + b * T, tokens + b * (T + 1), T * sizeof(int32_t));
+        memcpy(targets + b * T, tokens + b * (T + 1) + 1, T * sizeof(int32_t));
+    }
+}
+
+/* One micro-step on sequences [first, first + count) of the batch of `step`. */
+static void micro_step(Run *r, int step, int first, int count) {
+    int32_t inputs[B * T], targets[B * T];
+    batch(r, step, inputs, targets);
+    r->model.engine.state->token_base = (int64_t)first * T;
+    model_forward_backward(&r->model, inputs + first * T, targets + first * T, count, T,
+                           1.0f / (B * T));
+}
+
+static void begin_step(Run *r, int step) {
+    const Config *c = &r->config;
+    Schedule s = {c->sched.type,       c->optim.lr,         c->sched.warmup_steps,
+                  c->sched.decay_frac, c->sched.final_frac, STEPS};
+    *r->model.engine.state = optimizer_state(c, step, schedule_lr(&s, step), INFINITY, INFINITY);
+    model_zero_gradients(&r->model);
+}
+
+static double relative_error(const float *got, const float *want, int64_t n) {
+    double difference = 0, size = 0;
+    for (int64_t i = 0; i < n; i++) {
+        difference += (got[i] - (double)want[i]) * (got[i] - (double)want[i]);
+        size += (double)want[i] * want[i];
+    }
+    return sqrt(difference / (size > 0 ? size : 1));
+}
+
+static void check_against_jax(const char *name) {
+    char *f32[] = {"precision.recipe=f32", "model.dtype=f32"};
+    Run r;
+    run_open(&r, name, 2, f32);
+    begin_step(&r, 0);
+    micro_step(&r, 0, 0, B);
+    EXPECT_NEAR(r.model.engine.state->loss, fixture_value(&r, "loss", 0), 1e-5, "%s: first loss",
+                name);
+    for (int i = 0; i < r.model.params.count; i++) {
+        const Param *p = &r.model.params.params[i];
+        char key[128];
+        snprintf(key, sizeof(key), "grad.%s", p->name);
+        double error = relative_error(p->grad.data, entry(&r, key)->data, p->rows * p->cols);
+        EXPECT(error <= 1e-4, "%s: gradient of %s differs by %.2e", name, p->name, error);
+    }
+    for (int step = 0; step < STEPS; step++) {
+        begin_step(&r, step);
+        micro_step(&r, step, 0, B);
+        optimizer_step(&r.model, &r.config);
+        model_prepare_weights(&r.model);
+        const StepState *state = r.model.engine.state;
+        EXPECT_NEAR(state->loss, fixture_value(&r, "losses", step), 1e-4, "%s: loss of step %d",
+                    name, step);
+        EXPECT_NEAR(state->grad_norm / fixture_value(&r, "grad_norms", step), 1, 1e-3,
+                    "%s: norm of step %d", name, step);
+        EXPECT_NEAR(state->lr, fixture_value(&r, "learning_rates", step), 1e-9, "%s: lr of step %d",
+                    name, step);
+    }
+    run_close(&r);
+}
+
+CASE(gpt2_against_jax) { check_against_jax("model_gpt2"); }
+CASE(llama_against_jax) { check_against_jax("model_llama"); }
+CASE(nemotron_against_jax) { check_against_jax("model_nemotron"); }
+CASE(nemotron_rope_against_jax) { check_against_jax("model_nemotron_rope"); }
+
+/* Gradients of one step, concatenated; caller frees. */
+static float *gradients_of(const char *name, int num_extra, char **extra, int micro_steps) {
+    Run r;
+    run_open(&r, name, num_extra, extra);
+    begin_step(&r, 0);
+    for (int i = 0; i < micro_steps; i++) micro_step(&r, 0, i * B / micro_steps, B / micro_steps);
+    size_t bytes = tensor_bytes(r.model.params.grad);
+    float *copy = xmalloc(bytes + sizeof(float));
+    memcpy(copy, r.model.params.grad.data, bytes);
+    copy[bytes / sizeof(float)] = r.model.engine.state->loss;
+    run_close(&r);
+    return copy;
+}
+
+static int64_t gradient_count(const char *name) {
+    Run r;
+    run_open(&r, name, 0, NULL);
+    int64_t n = r.model.params.num_elements;
+    run_close(&r);
+    return n;
+}
+
+CASE(head_chunks_change_only_the_order_of_sums) {
+    char *one[] = {"precision.recipe=f32", "model.dtype=f32", "memory.lmhead_chunks=1"};
+    char *three[] = {"precision.recipe=f32", "model.dtype=f32", "memory.lmhead_chunks=3"};
+    int64_t n = gradient_count("model_llama");
+    float *a = gradients_of("model_llama", 3, one, 1),
+          *b = gradients_of("model_llama", 3, three, 1);
+    EXPECT(relative_error(b, a, n) <= 1e-6, "gradients differ by %.2e", relative_error(b, a, n));
+    EXPECT_NEAR(a[n], b[n], 1e-6, "loss");
+    free(a);
+    free(b);
+}
+
+CASE(two_micro_steps_make_the_gradient_of_one) {
+    char *f32[] = {"precision.recipe=f32", "model.dtype=f32"};
+    int64_t n = gradient_count("model_gpt2");
+    float *a = gradients_of("model_gpt2", 2, f32, 1), *b = gradients_of("model_gpt2", 2, f32, 2);
+    EXPECT(relative_error(b, a, n) <= 1e-6, "gradients differ by %.2e", relative_error(b, a, n));
+    EXPECT_NEAR(a[n], b[n], 1e-6, "loss");
+    free(a);
+    free(b);
+}
+
+/* BF16 keeps 8 bits: gradients of a tiny model stay within a few percent of f32's. */
+CASE(bf16_gradients_are_near_f32) {
+    char *f32[] = {"precision.recipe=f32", "model.dtype=f32"}, *bf16[] = {"precision.recipe=bf16"};
+    int64_t n = gradient_count("model_llama");
+    float *a = gradients_of("model_llama", 2, f32, 1), *b = gradients_of("model_llama", 1, bf16, 1);
+    double error = relative_error(b, a, n);
+    EXPECT(error > 1e-4 && error <= 1e-2, "gradients differ by %.2e", error);
+    free(a);
+    free(b);
+}
+
+CASE(nvfp4_runs_the_planned_gemms_and_repeats_bit_for_bit) {
+    char *nvfp4[] = {"precision.recipe=nvfp4"};
+    Run r;
+    run_open(&r, "model_llama", 1, nvfp4);
+    begin_step(&r, 0);
+    micro_step(&r, 0, 0, B);
+    // Two blocks, the last one kept in BF16: four linears of block 0, three GEMMs each.
+    EXPECT_EQ_I64(plan_quantized_gemms(&r.model), 12, "plan");
+    EXPECT_EQ_I64(r.model.engine.quantized_gemms, 12, "GEMMs that ran");
+    int64_t n = r.model.params.num_elements;
+    run_close(&r);
+    char *bf16[] = {"precision.recipe=bf16"};
+    float *a = gradients_of("model_llama", 1, nvfp4, 1),
+          *b = gradients_of("model_llama", 1, nvfp4, 1);
+    float *plain = gradients_of("model_llama", 1, bf16, 1);
+    EXPECT_BITS(a, b, (size_t)(n + 1) * sizeof(float), "gradients and loss");
+    double error = relative_error(a, plain, n);
+    EXPECT(error > 0.01 && error < 0.5, "NVFP4 gradients differ from BF16's by %.2e", error);
+    free(a);
+    free(b);
+    free(plain);
+}
+
+CASE(first_step_reaches_every_parameter) {
+    char *nvfp4[] = {"precision.recipe=nvfp4", "precision.keep_bf16.last=0"};
+    Run r;
+    run_open(&r, "model_gpt2", 2, nvfp4);
+    begin_step(&r, 0);
+    micro_step(&r, 0, 0, B);
+    for (int i = 0; i < r.model.params.count; i++) {
+        const Param *p = &r.model.params.params[i];
+        double sum = 0;
+        const float *grad = p->grad.data;
+        for (int64_t j = 0; j < tensor_count(p->grad); j++) sum += fabs(grad[j]);
+        EXPECT(sum > 0, "gradient of %s is zero", p->name);
+    }
+    run_close(&r);
+}
+
+CASE(skipped_step_changes_nothing) {
+    char *bf16[] = {"precision.recipe=bf16"};
+    Run r;
+    run_open(&r, "model_gpt2", 1, bf16);
+    size_t bytes = tensor_bytes(r.model.params.master);
+    float *before = xmalloc(bytes);
+    memcpy(before, r.model.params.master.data, bytes);
+    begin_step(&r, 0);
+    r.model.engine.state->loss_limit = 1.0f;   // the first loss is about log(61) = 4.1
+    micro_step(&r, 0, 0, B);
+    optimizer_step(&r.model, &r.config);
+    EXPECT_EQ_I64(r.model.engine.state->skip, 1, "skip");
+    EXPECT_BITS(r.model.params.master.data, before, bytes, "masters");
+    free(before);
+    run_close(&r);
+}
+
+TEST_MAIN_END

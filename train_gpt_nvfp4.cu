@@ -1,0 +1,612 @@
+/*
+train_gpt_nvfp4 -- pretrains language models with 4-bit NVFP4 matrix products: parse, build, loop,
+report.
+
+  train_gpt_nvfp4 [train|eval|sample|plan|ckpt verify|help] config.json ... key=value ...
+
+Reads from top to bottom: what a run is made of, how it is set up, one optimizer step, the loop
+around it, the other verbs, main. There is no kernel here, so that a C++ compiler builds it without
+nvcc; WITH_CUDA is tested here only.
+*/
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/checkpoint.h"
+#include "llmc/comm.h"
+#include "llmc/common.h"
+#include "llmc/config.h"
+#include "llmc/dataloader.h"
+#include "llmc/eval.h"
+#include "llmc/guard.h"
+#include "llmc/metrics.h"
+#include "llmc/model.h"
+#include "llmc/optimizer.h"
+#include "llmc/outfile.h"
+#include "llmc/plan.h"
+#include "llmc/sampler.h"
+#include "llmc/schedule.h"
+#include "llmc/tokenizer.h"
+#include "llmc/version.h"
+
+enum { STAGING_BYTES = 8 << 20 };
+
+typedef struct {
+    Config config;
+    Comm *host, *comm;   // the ranks, for host memory and for the device's
+    Device *device;
+    const Ops *ops;
+    Model model;
+    DataLoader *train, *val;   // val is NULL without data.val
+    Tokenizer *tokenizer;      // NULL without data.tokenizer
+    Evaluation evaluation;
+    Schedule schedule;
+    Guard guard;
+    Metrics *metrics;
+    char *config_json;   // resolved
+    char precision_tag[64];
+    int accumulation;            // micro-steps a step on each rank
+    int64_t step_tokens;         // of all ranks
+    int64_t step, steps;         // done, in all
+    int64_t position;            // next sequence of the data order
+    int32_t *inputs, *targets;   // one micro-batch on the host
+    void *staging;               // tensors pass through it on their way to a file
+    StepState state;             // as read back after the last step
+} Run;
+
+static volatile sig_atomic_t stop_requested;
+
+static void request_stop(int signal_number) {
+    (void)signal_number;
+    stop_requested = 1;
+}
+
+/* --- setting up --- */
+
+static void open_machine(Run *r) {
+    const Config *c = &r->config;
+    r->host = comm_host_open();
+    log_set_rank(r->host->rank, r->host->size);
+#ifdef WITH_CUDA
+    if (c->device == DEVICE_CHOICE_CUDA ||
+        (c->device == DEVICE_CHOICE_AUTO && device_cuda_count() > 0)) {
+        if (c->model.dtype == DT_F32)
+            die(EXIT_CONFIG, "recipe f32 runs on the CPU only; add device=cpu");
+        r->device = device_cuda_open(r->host->local_rank);
+        r->ops = &ops_cuda;
+    }
+#else
+    if (c->device == DEVICE_CHOICE_CUDA) {
+        die(EXIT_CONFIG,
+            "device is cuda, but this is a %s; build with nvcc (make cuda) or set device=cpu",
+            version_build());
+    }
+#endif
+    if (!r->device) {
+        r->device = device_cpu_open(c->threads);
+        r->ops = &ops_cpu;
+    }
+    r->comm = comm_device_open(r->host, r->device);
+}
+
+static DataLoader *open_data(const Config *c, const SourceList *list, int shuffle,
+                             const char *what) {
+    DataSource *sources = (DataSource *)xmalloc((size_t)list->count * sizeof(DataSource));
+    for (int i = 0; i < list->count; i++) {
+        sources[i].pattern = list->items[i].path;
+        sources[i].weight = list->items[i].weight;
+    }
+    DataLoaderOptions options = {c->batch.seq_len, c->model.vocab, c->seed, shuffle, what};
+    DataLoader *dl = dataloader_open(sources, list->count, &options);
+    free(sources);
+    return dl;
+}
+
+static void open_val(Run *r) {
+    if (r->config.data.val.count == 0) return;
+    r->val = open_data(&r->config, &r->config.data.val, 0, "data.val");
+    r->evaluation = eval_open(&r->config, r->val);
+}
+
+static void open_tokenizer(Run *r) {
+    if (!r->config.data.tokenizer[0]) return;
+    r->tokenizer = tokenizer_open(r->config.data.tokenizer);
+    if (tokenizer_size(r->tokenizer) > r->config.model.vocab) {
+        die(EXIT_CONFIG,
+            "data.tokenizer %s has %d tokens, model.vocab is %d; set model.vocab to at least that",
+            r->config.data.tokenizer, tokenizer_size(r->tokenizer), r->config.model.vocab);
+    }
+}
+
+/* Refuses what the device cannot hold before it takes any memory, with what would help. */
+static void place_model(Run *r, int training) {
+    size_t free_bytes, total_bytes;
+    model_measure(&r->model, &r->config, r->device, r->ops, training);
+    r->device->memory(r->device, &free_bytes, &total_bytes);
+    if (plan_memory_bytes(&r->model) > free_bytes) {
+        char *table = plan_memory_text(&r->model);
+        die(EXIT_OOM,
+            "the run needs %.1f MiB on %s, %.1f MiB are free:\n%slower batch.micro, eval.micro or "
+            "batch.seq_len, "
+            "or raise memory.lmhead_chunks",
+            (double)plan_memory_bytes(&r->model) / 1048576.0, r->device->name,
+            (double)free_bytes / 1048576.0, table);
+    }
+    model_place(&r->model, &r->config, r->device, r->ops, training);
+}
+
+static void check_backend(const Run *r) {
+    if (r->config.precision.backend == BACKEND_NATIVE && r->model.quantized) {
+        die(EXIT_CONFIG, "precision.backend is native, but this build multiplies quantised "
+                         "operands by emulation only; "
+                         "set precision.backend to auto or emulate");
+    }
+}
+
+static void print_plan(Run *r) {
+    const Config *c = &r->config;
+    char *precision = plan_precision_text(&r->model, 1), *memory = plan_memory_text(&r->model);
+    log_line("%s", version_build());
+    log_line("device      %s, %d %s; GEMM %s, attention %s; ranks %d (%s)", r->device->name,
+             r->device->num_threads, r->device->kind == DEVICE_CPU ? "threads" : "multiprocessors",
+             r->device->kind == DEVICE_CPU ? sgemm_name : "cuBLASLt", r->ops->attention_name,
+             r->comm->size, r->comm->name);
+    log_line("model       %lld parameters, %lld in the blocks' matrices",
+             (long long)param_table_true_count(&r->model.params),
+             (long long)model_matrix_weights(&r->model));
+    log_line("step        %lld tokens = %d sequences of %d x %d micro-steps x %d ranks; %.3g FLOPs",
+             (long long)r->step_tokens, c->batch.micro, c->batch.seq_len, r->accumulation,
+             r->comm->size,
+             model_flops_per_token(&r->model, c->batch.seq_len) * (double)r->step_tokens);
+    if (r->steps > 0) {
+        log_line("run         %lld steps, %.4g tokens", (long long)r->steps,
+                 (double)r->steps * (double)r->step_tokens);
+    }
+    log_line("precision   %s", r->precision_tag);
+    log_line("%s%s", precision, memory);
+    free(precision);
+    free(memory);
+}
+
+/* Everything that train, plan and --dry-run share: the machine, the data, the model's shape. */
+static void open_run(Run *r, int num_args, char **args, int needs_data) {
+    Config *c = &r->config;
+    config_parse(c, num_args, args);
+    open_machine(r);
+    r->accumulation = config_accumulation(c, r->comm->size);
+    r->step_tokens = config_step_tokens(c, r->comm->size);
+    if (needs_data && c->data.train.count == 0) {
+        die(EXIT_CONFIG, "data.train is not set: name the shards that data/prepare_text.py wrote, "
+                         "data.train=DIR/train_*.bin");
+    }
+    if (c->data.train.count > 0) {
+        r->train = open_data(c, &c->data.train, c->data.shuffle, "data.train");
+        r->steps = config_steps(c, r->comm->size, dataloader_num_sequences(r->train));
+    }
+    open_val(r);
+    open_tokenizer(r);
+    model_declare(&r->model, c);
+    check_backend(r);
+    plan_precision_tag(&r->model, c, r->precision_tag, sizeof(r->precision_tag));
+    r->config_json = config_to_json(c);
+}
+
+/* --- checkpoints --- */
+
+static CheckpointState checkpoint_state(Run *r, CheckpointField fields[2]) {
+    Guard *g = &r->guard;
+    CheckpointField loss = {"guard_loss", FIELD_REALS, g->loss.values, &g->loss.count,
+                            GUARD_WINDOW};
+    CheckpointField norm = {"guard_norm", FIELD_REALS, g->norm.values, &g->norm.count,
+                            GUARD_WINDOW};
+    fields[0] = loss;
+    fields[1] = norm;
+    CheckpointState s;
+    memset(&s, 0, sizeof(s));
+    s.step = r->step;
+    s.position = r->position;
+    s.tokens = r->position * r->config.batch.seq_len;
+    s.seed = r->config.seed;
+    s.fields = fields;
+    s.num_fields = 2;
+    return s;
+}
+
+static void save_checkpoint(Run *r) {
+    const Config *c = &r->config;
+    if (r->host->rank == 0) {
+        CheckpointField fields[2];
+        CheckpointState s = checkpoint_state(r, fields);
+        s.config = r->config_json;
+        CheckpointPolicy policy = {c->ckpt.dir, (int)c->ckpt.keep, c->ckpt.major_every, r->staging,
+                                   STAGING_BYTES};
+        double started = now_ms();
+        checkpoint_save(&policy, &r->model.params, r->device, &s);
+        log_line("checkpoint  %s/step_%08lld, %.1f s", c->ckpt.dir, (long long)r->step,
+                 (now_ms() - started) / 1000.0);
+    }
+    r->host->barrier(r->host);
+}
+
+/* Where ckpt.resume points: NULL when there is nothing to resume. */
+static char *find_checkpoint(const Run *r) {
+    const Config *c = &r->config;
+    if (strcmp(c->ckpt.resume, "never") == 0) return NULL;
+    if (strcmp(c->ckpt.resume, "auto") == 0) return checkpoint_find(c->ckpt.dir);
+    char *path = checkpoint_find(c->ckpt.resume);
+    if (!path)
+        die(EXIT_DATA, "ckpt.resume: there is no checkpoint at %s; legal: auto, never, or a path",
+            c->ckpt.resume);
+    return path;
+}
+
+static void load_checkpoint(Run *r, const char *path, int training) {
+    CheckpointField fields[2];
+    CheckpointState s = checkpoint_state(r, fields);
+    checkpoint_load(path, &r->model.params, r->device, &s, training);
+    if (training && s.seed != r->config.seed) {
+        die(EXIT_CONFIG,
+            "seed is %llu, but %s was made with seed %llu: the data order would change; set that "
+            "seed, or "
+            "ckpt.resume=never",
+            (unsigned long long)r->config.seed, path, (unsigned long long)s.seed);
+    }
+    r->step = s.step;
+    r->position = s.position;
+    free(s.config);
+    log_line("loaded      %s: step %lld, sequence %lld", path, (long long)r->step,
+             (long long)r->position);
+}
+
+/* --- one optimizer step --- */
+
+/* Forward and backward over this rank's share of the step's sequences, in micro-batches. */
+static void accumulate_gradients(Run *r, float lr) {
+    const Config *c = &r->config;
+    Device *d = r->device;
+    int B = c->batch.micro, T = c->batch.seq_len;
+    int64_t rank_first = (int64_t)r->comm->rank * r->accumulation * B;   // sequence within the step
+    StepState state =
+        optimizer_state(c, r->step, lr, guard_loss_max(&r->guard), guard_norm_max(&r->guard));
+    state.stop_votes = stop_requested ? 1.0f : 0.0f;
+    d->upload(d, r->model.engine.state, &state, sizeof(state));
+    model_zero_gradients(&r->model);
+    for (int micro = 0; micro < r->accumulation; micro++) {
+        int64_t first = rank_first + (int64_t)micro * B;
+        int64_t token_base = first * T;
+        d->upload(d, &r->model.engine.state->token_base, &token_base, sizeof(token_base));
+        dataloader_fill(r->train, r->position + first, B, r->inputs, r->targets);
+        model_forward_backward(&r->model, r->inputs, r->targets, B, T,
+                               (float)(1.0 / (double)r->step_tokens));
+    }
+}
+
+static void train_step(Run *r) {
+    accumulate_gradients(r, schedule_lr(&r->schedule, r->step));
+    if (r->comm->size > 1) {
+        StepState *state = r->model.engine.state;
+        r->comm->all_reduce(r->comm, (float *)r->model.params.grad.data,
+                            r->model.params.num_elements, COMM_SUM);
+        r->comm->all_reduce(r->comm, &state->loss, 2, COMM_SUM);   // loss and stop_votes
+    }
+    optimizer_step(&r->model, &r->config);
+    model_prepare_weights(&r->model);
+    r->device->download(r->device, &r->state, r->model.engine.state, sizeof(r->state));
+}
+
+/* Norm of one parameter's gradient, through the StepState's own slot. */
+static float gradient_norm(Run *r, const Param *p) {
+    float norm;
+    StepState *state = r->model.engine.state;
+    Tensor flat = tensor_view(p->grad.data, DT_F32, 1, tensor_count(p->grad));
+    r->ops->global_norm(r->device, &state->grad_norm, flat);
+    r->device->download(r->device, &norm, &state->grad_norm, sizeof(norm));
+    return norm;
+}
+
+/* A tensor that no gradient reaches trains nothing and says nothing: look once, at step one. */
+static void check_gradients_arrive(Run *r) {
+    int zero = 0;
+    for (int i = 0; i < r->model.params.count; i++) {
+        const Param *p = &r->model.params.params[i];
+        if (gradient_norm(r, p) != 0) continue;
+        log_warn("the first gradient of %s is zero", p->name);
+        zero++;
+    }
+    log_line("gradients   reach %d of %d tensors in the first step", r->model.params.count - zero,
+             r->model.params.count);
+}
+
+static NORETURN void die_diverged(Run *r) {
+    const char *culprit = "none: the loss itself is not finite";
+    for (int i = 0; i < r->model.params.count; i++) {
+        const Param *p = &r->model.params.params[i];
+        if (isfinite(gradient_norm(r, p))) continue;
+        culprit = p->name;
+        break;
+    }
+    die(EXIT_DIVERGED,
+        "step %lld: loss %g, gradient norm %g; first tensor whose gradient is not finite: %s. The "
+        "update "
+        "was not applied. Lower optim.lr, raise sched.warmup_steps, or set guard.nan=skip to go on",
+        (long long)r->step, r->state.loss, r->state.grad_norm, culprit);
+}
+
+/* --- the loop --- */
+
+static int due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
+
+static void validate(Run *r) {
+    if (!r->val) return;
+    double loss = eval_run(&r->evaluation, &r->model, r->comm);
+    metrics_validation(r->metrics, r->step, r->step * r->step_tokens, loss);
+}
+
+static void print_sample(Run *r, int index) {
+    const Config *c = &r->config;
+    SampleOptions options = {c->sample.prompt, c->sample.tokens, c->sample.temperature,
+                             c->sample.top_k,  c->seed,          index};
+    if (r->tokenizer && r->host->rank == 0) sampler_run(&r->model, r->tokenizer, &options, stdout);
+}
+
+/* Trains the next step, checks and reports it. */
+static void one_step(Run *r) {
+    double started = now_ms();
+    int first = !r->device->sealed;
+    train_step(r);
+    r->device->sealed = 1;
+    if (r->state.nonfinite && r->config.guard.nan == NAN_STOP) die_diverged(r);
+    if (first) check_gradients_arrive(r);
+    StepRecord record;
+    memset(&record, 0, sizeof(record));
+    record.step = r->step;
+    record.tokens = (r->step + 1) * r->step_tokens;
+    record.loss = r->state.loss;
+    record.grad_norm = r->state.grad_norm;
+    record.lr = r->state.lr;
+    record.time_ms = now_ms() - started;
+    record.loss_z = guard_z(&r->guard.loss, r->state.loss);
+    record.norm_z = guard_z(&r->guard.norm, r->state.grad_norm);
+    record.skipped = r->state.skip;
+    metrics_step(r->metrics, &record);
+    guard_push(&r->guard, r->state.loss, r->state.grad_norm, r->state.skip);
+    r->position += r->step_tokens / r->config.batch.seq_len;
+    r->step++;
+}
+
+/* Returns 1 when all steps are done, 0 when it was asked to stop. What belongs to step S comes
+   before its training, so that a run resumed at S writes the same record. */
+static int train_loop(Run *r) {
+    const Config *c = &r->config;
+    for (;;) {
+        int last = r->step == r->steps;
+        if (last || due(r->step, c->eval.every)) validate(r);
+        if (r->step > 0 && (due(r->step, c->sample.every))) print_sample(r, (int)r->step);
+        if (last) return 1;
+        one_step(r);
+        int stop = r->state.stop_votes > 0;
+        if (stop || r->step == r->steps || due(r->step, c->ckpt.every)) save_checkpoint(r);
+        if (stop && r->step < r->steps) return 0;
+    }
+}
+
+/* --- verbs --- */
+
+static Run *recorded_run;   // whose run.json die() completes
+
+static void record_death(ExitCode code, const char *message) {
+    Run *r = recorded_run;
+    recorded_run = NULL;
+    if (r) metrics_close(r->metrics, code, message);
+    if (r && r->host->size > 1) r->host->abort(r->host, code);
+}
+
+/* log.dir/plan.txt: one line per linear and GEMM. */
+static void write_plan(Run *r) {
+    char *path = format_string("%s/plan.txt", r->config.log.dir);
+    char *plan = plan_precision_text(&r->model, 0);
+    outfile_replace(path, "log.dir", plan, strlen(plan));
+    free(plan);
+    free(path);
+}
+
+static void open_records(Run *r) {
+    const Config *c = &r->config;
+    MetricsOptions options;
+    memset(&options, 0, sizeof(options));
+    options.dir = r->comm->rank == 0 ? c->log.dir : "";
+    options.reference = c->log.reference;
+    options.config = r->config_json;
+    options.git_hash = version_git_hash();
+    options.build = version_build();
+    options.device = r->device->name;
+    options.backend = r->model.quantized ? "emulated" : "plain";
+    options.precision = r->precision_tag;
+    options.world_size = r->comm->size;
+    options.print_every = (int)c->log.every;
+    options.first_step = r->step;
+    options.total_steps = r->steps;
+    options.tokens_per_step = r->step_tokens;
+    options.flops_per_token = model_flops_per_token(&r->model, c->batch.seq_len);
+    options.peak_flops = r->device->peak_bf16_flops * r->comm->size;
+    r->metrics = metrics_open(&options);
+    recorded_run = r;
+    set_die_hook(record_death);
+    if (r->comm->rank == 0) write_plan(r);
+}
+
+static void close_run(Run *r) {
+    if (r->val) eval_close(&r->evaluation);
+    if (r->val) dataloader_close(r->val);
+    if (r->train) dataloader_close(r->train);
+    if (r->tokenizer) tokenizer_close(r->tokenizer);
+    model_free(&r->model);
+    free(r->inputs);
+    free(r->targets);
+    free(r->staging);
+    free(r->config_json);
+    if (r->comm != r->host) r->comm->close(r->comm);
+    r->device->close(r->device);
+    r->host->close(r->host);
+    config_free(&r->config);
+}
+
+/* Takes the word out of args; returns whether it was there. */
+static int take_flag(int *num_args, char **args, const char *flag) {
+    int kept = 0, found = 0;
+    for (int i = 0; i < *num_args; i++) {
+        if (strcmp(args[i], flag) == 0) found = 1;
+        else args[kept++] = args[i];
+    }
+    *num_args = kept;
+    return found;
+}
+
+static int verb_train(int num_args, char **args) {
+    int dry_run = take_flag(&num_args, args, "--dry-run");
+    Run run;
+    Run *r = &run;
+    memset(r, 0, sizeof(*r));
+    open_run(r, num_args, args, 1);
+    const Config *c = &r->config;
+    Schedule schedule = {c->sched.type,       c->optim.lr,         c->sched.warmup_steps,
+                         c->sched.decay_frac, c->sched.final_frac, r->steps};
+    r->schedule = schedule;
+    r->guard = guard_make(c->guard.skip_loss_z, c->guard.skip_grad_z);
+    if (dry_run) {
+        model_measure(&r->model, c, r->device, r->ops, 1);
+        print_plan(r);
+        close_run(r);
+        return EXIT_DONE;
+    }
+    size_t batch_bytes = (size_t)c->batch.micro * (size_t)c->batch.seq_len * sizeof(int32_t);
+    r->inputs = (int32_t *)xmalloc(batch_bytes);
+    r->targets = (int32_t *)xmalloc(batch_bytes);
+    r->staging = xmalloc(STAGING_BYTES);
+    place_model(r, 1);
+    print_plan(r);
+    if (r->host->rank == 0) checkpoint_recover(c->ckpt.dir);
+    r->host->barrier(r->host);
+    char *checkpoint = find_checkpoint(r);
+    if (checkpoint) load_checkpoint(r, checkpoint, 1);
+    else model_init(&r->model, c->seed);
+    free(checkpoint);
+    model_prepare_weights(&r->model);
+    open_records(r);
+    signal(SIGINT, request_stop);
+    signal(SIGTERM, request_stop);
+    int finished = train_loop(r);
+    ExitCode code = finished ? EXIT_DONE : EXIT_INTERRUPTED;
+    if (!finished)
+        log_line("interrupted at step %lld; the same command goes on from there",
+                 (long long)r->step);
+    recorded_run = NULL;
+    metrics_close(r->metrics, code, finished ? "finished" : "interrupted");
+    close_run(r);
+    return code;
+}
+
+static int verb_plan(int num_args, char **args) {
+    Run run;
+    memset(&run, 0, sizeof(run));
+    open_run(&run, num_args, args, 0);
+    model_measure(&run.model, &run.config, run.device, run.ops, 1);
+    print_plan(&run);
+    close_run(&run);
+    return EXIT_DONE;
+}
+
+/* The model of a checkpoint, for evaluation. */
+static void open_trained(Run *r, int num_args, char **args) {
+    memset(r, 0, sizeof(*r));
+    open_run(r, num_args, args, 0);
+    place_model(r, 0);
+    char *checkpoint = find_checkpoint(r);
+    if (!checkpoint) {
+        die(EXIT_DATA, "there is no checkpoint in ckpt.dir %s; set ckpt.resume to the path of one",
+            r->config.ckpt.dir);
+    }
+    load_checkpoint(r, checkpoint, 0);
+    free(checkpoint);
+    model_prepare_weights(&r->model);
+}
+
+static int verb_eval(int num_args, char **args) {
+    Run run;
+    open_trained(&run, num_args, args);
+    if (!run.val)
+        die(EXIT_CONFIG,
+            "data.val is not set: name the shards to evaluate on, data.val=DIR/val_*.bin");
+    double loss = eval_run(&run.evaluation, &run.model, run.comm);
+    log_line("step %lld | val loss %.6f | %lld tokens | %s", (long long)run.step, loss,
+             (long long)(run.evaluation.sequences * run.config.batch.seq_len), run.precision_tag);
+    close_run(&run);
+    return EXIT_DONE;
+}
+
+static int verb_sample(int num_args, char **args) {
+    Run run;
+    open_trained(&run, num_args, args);
+    if (!run.tokenizer)
+        die(EXIT_CONFIG, "data.tokenizer is not set: name the tokenizer.vocab beside the shards");
+    for (int i = 0; i < run.config.sample.count; i++) print_sample(&run, i);
+    close_run(&run);
+    return EXIT_DONE;
+}
+
+static int verb_ckpt(int num_args, char **args) {
+    if (num_args != 2 || strcmp(args[0], "verify") != 0)
+        die(EXIT_CONFIG, "usage: train_gpt_nvfp4 ckpt verify DIR");
+    return checkpoint_verify(args[1]) == 0 ? EXIT_DONE : EXIT_DATA;
+}
+
+typedef struct {
+    const char *name;
+    int (*run)(int num_args, char **args);
+    const char *summary;
+} Verb;
+
+static int verb_help(int num_args, char **args);
+
+static const Verb verbs[] = {
+    {"train", verb_train, "trains (the default verb); --dry-run stops before the first step"},
+    {"eval", verb_eval, "validation loss of a checkpoint"},
+    {"sample", verb_sample, "text from a checkpoint"},
+    {"plan", verb_plan, "precision, memory and FLOPs of a run"},
+    {"ckpt", verb_ckpt, "ckpt verify DIR: checks the files of a checkpoint"},
+    {"help", verb_help, "help [KEY]: all keys with their defaults, or one key, group or preset"},
+};
+
+static void print_usage(void) {
+    printf("usage: train_gpt_nvfp4 [verb] config.json [more.json ...] [key=value ...]\n");
+    for (int i = 0; i < ARRAY_LEN(verbs); i++)
+        printf("  %-8s %s\n", verbs[i].name, verbs[i].summary);
+    printf("exit codes: 0 done, 2 config, 3 data or disk, 4 device, 5 out of memory, 6 diverged, 7 "
+           "hang, "
+           "130 interrupted\n");
+}
+
+static int verb_help(int num_args, char **args) {
+    if (num_args == 0) print_usage();
+    config_help(num_args > 0 ? args[0] : NULL);
+    return EXIT_DONE;
+}
+
+int main(int argc, char **argv) {
+    int num_args = argc - 1;
+    char **args = argv + 1;
+    if (take_flag(&num_args, args, "--help") || take_flag(&num_args, args, "-h")) {
+        print_usage();
+        return EXIT_DONE;
+    }
+    if (num_args == 0) {
+        print_usage();
+        return EXIT_CONFIG;
+    }
+    for (int i = 0; i < ARRAY_LEN(verbs); i++) {
+        if (strcmp(args[0], verbs[i].name) == 0) return verbs[i].run(num_args - 1, args + 1);
+    }
+    return verb_train(num_args, args);
+}
