@@ -63,12 +63,12 @@ C_ALTERNATIVES := llmc/comm_none.c llmc/comm_mpi.c llmc/comm_device_host.c \
     llmc/ops/gemm_plain.c llmc/ops/gemm_openblas.c llmc/ops/attention_cudnn_absent.c
 C_SOURCES := $(filter-out $(C_ALTERNATIVES),$(wildcard llmc/*.c llmc/ops/*.c llmc/blocks/*.c)) \
     $(if $(MPI_LINK),llmc/comm_mpi.c,llmc/comm_none.c) \
-    $(wildcard $(if $(OPENBLAS),llmc/ops/gemm_openblas.c,llmc/ops/gemm_plain.c))
+    $(if $(OPENBLAS),llmc/ops/gemm_openblas.c,llmc/ops/gemm_plain.c)
 CPU_SOURCES := $(C_SOURCES) llmc/comm_device_host.c
 CUDA_SOURCES := $(C_SOURCES) \
     $(filter-out llmc/comm_nccl.cu,$(wildcard llmc/*.cu llmc/ops/*.cu)) \
     $(if $(NCCL),llmc/comm_nccl.cu,llmc/comm_device_host.c) \
-    $(wildcard $(if $(USE_CUDNN),llmc/ops/attention_cudnn.cpp,llmc/ops/attention_cudnn_absent.c))
+    $(if $(USE_CUDNN),llmc/ops/attention_cudnn.cpp,llmc/ops/attention_cudnn_absent.c)
 
 # --- flags ---
 

@@ -24,7 +24,7 @@ LAYERS = [
     (1, "the machine", ["llmc/device*", "llmc/tensor.*", "llmc/comm.*", "llmc/comm_*"]),
     (2, "precision as data", ["llmc/recipe*"]),
     (3, "ops", ["llmc/ops.h", "llmc/ops_*", "llmc/ops/*"]),
-    (4, "config and linear layers", ["llmc/config*", "llmc/schedule.*", "llmc/linear.*"]),
+    (4, "config, linear layers", ["llmc/config*", "llmc/schedule.*", "llmc/linear.*"]),
     (5, "blocks", ["llmc/blocks/*"]),
     (6, "model", ["llmc/model*"]),
     (7, "training services", [f"llmc/{name}" for name in (
@@ -156,7 +156,7 @@ def check_sizes(source):
     if len(lines) > MAX_FILE:
         yield f"{source.path}:1: {len(lines)} lines (limit {MAX_FILE})"
     for number, line in enumerate(lines, 1):
-        if len(line) > MAX_WIDTH:
+        if len(line) > MAX_WIDTH and source.is_c:
             yield f"{source.path}:{number}: {len(line)} columns (limit {MAX_WIDTH})"
         if LEFTOVER.search(line) and source.path != "scripts/check_includes.py":
             yield f"{source.path}:{number}: leftover: {line.strip()[:60]}"

@@ -79,7 +79,7 @@ say "preparing $(wc -c < "$out/text.txt") bytes of text"
 for run in bf16 nvfp4; do
     say "training in $run"
     ./train_gpt_nvfp4 "configs/runs/demo_$run.json" "data.train=$out/data/train_*.bin" \
-        "data.val=$out/data/val_*.bin" "data.tokenizer=$out/data/tokenizer.json" \
+        "data.val=$out/data/val_*.bin" "data.tokenizer=$out/data/tokenizer.vocab" \
         "log.dir=$out/$run" "${overrides[@]}"
 done
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Prints what a byte-level model has to beat: the entropy of a text's bytes alone (unigram) and given the
-byte before (bigram), in nats per byte, both from the text's own counts.
+"""Prints what a byte-level model has to beat: the entropy of a text's bytes alone (unigram) and given
+the byte before (bigram), in nats per byte, both from the text's own counts.
 usage: entropy.py FILE [--field unigram|bigram]     --field prints that number only"""
 
 import argparse
@@ -38,7 +38,8 @@ def main():
     if arguments.field:
         print(f"{unigram if arguments.field == 'unigram' else bigram:.4f}")
     else:
-        print(f"{arguments.file}: {unigram:.4f} nats per byte alone, {bigram:.4f} given the byte before")
+        print(f"{arguments.file}: {unigram:.4f} nats per byte alone, "
+              f"{bigram:.4f} given the byte before")
 
 
 if __name__ == "__main__":
