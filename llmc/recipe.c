@@ -185,6 +185,37 @@ const char *rule_set(Rule *rule, const char *key, const char *value) {
     return message;
 }
 
+static const char *const rule_heads[] = {"layers", "gemm", "operand", "recipe"};
+
+const char *rule_key(int i) {
+    int field = i - ARRAY_LEN(rule_heads);
+    if (field < 0) return rule_heads[i];
+    return field < ARRAY_LEN(operand_fields) ? operand_fields[field].key : NULL;
+}
+
+static const char *gemms_text(unsigned gemms) {
+    for (int g = 0; g < NUM_GEMMS; g++) {
+        if (gemms == 1u << g) return gemm_names[g];
+    }
+    return NULL;
+}
+
+const char *rule_get(const Rule *rule, const char *key) {
+    if (strcmp(key, "layers") == 0) return rule->layers;
+    if (strcmp(key, "gemm") == 0) return gemms_text(rule->gemms);
+    if (strcmp(key, "operand") == 0) return strcmp(rule->operand, "*") ? rule->operand : NULL;
+    if (strcmp(key, "recipe") == 0) return rule->recipe ? rule->recipe->name : NULL;
+    Operand fields = rule->fields;
+    for (int i = 0; i < ARRAY_LEN(operand_fields); i++) {
+        const OperandField *field = &operand_fields[i];
+        if (strcmp(key, field->key) != 0 || !(rule->set >> i & 1u)) continue;
+        for (int c = 0; c < ARRAY_LEN(field->choices) && field->choices[c].text; c++) {
+            if (field->choices[c].value == *operand_field(&fields, i)) return field->choices[c].text;
+        }
+    }
+    return NULL;
+}
+
 /* One segment between dots: "*", "10-11" against a number, or the same text. */
 static int segment_matches(const char *pattern, int pattern_len, const char *name, int name_len) {
     if (pattern_len == 1 && pattern[0] == '*') return 1;

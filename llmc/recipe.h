@@ -97,6 +97,10 @@ const char *rule_set(Rule *rule, const char *key, const char *value);
 int rule_matches(const Rule *rule, const char *linear_name);
 /* Comma-separated keys that rule_set knows, and the legal values of one; for messages and help. */
 const char *rule_keys(void);
+/* For a config that writes its rules out: key number i that rule_set knows (NULL past the last),
+   and the text that sets it as this rule has it (NULL where the rule leaves it alone). */
+const char *rule_key(int i);
+const char *rule_get(const Rule *rule, const char *key);
 
 LinearPlan recipe_resolve(const Recipe *base, const Rule *rules, int num_rules,
                           const char *linear_name);

@@ -1,0 +1,146 @@
+/*
+config_check -- what follows from several keys together: derived values, contradictions, and the
+arithmetic of steps and tokens. Single values were checked when they were set.
+*/
+#include <math.h>
+#include <string.h>
+
+#include "config_parts.h"
+
+/* --- the model --- */
+
+static void finish_pattern(ModelConfig *m, int layers_given) {
+    int length = (int)strlen(m->pattern), known = (int)strspn(m->pattern, "*-");
+    if (length == 0) return;
+    if (known < length) {
+        die(EXIT_CONFIG,
+            "config: model.pattern has '%c' at place %d; legal: * (attention) and - (MLP)",
+            m->pattern[known], known + 1);
+    }
+    if (layers_given && m->layers != length) {
+        die(EXIT_CONFIG,
+            "config: model.layers is %d, but model.pattern has %d blocks; leave model.layers out",
+            m->layers, length);
+    }
+    m->layers = length;
+}
+
+static void finish_heads(ModelConfig *m) {
+    if (m->head_dim == 0 && m->dim % m->heads != 0) {
+        int64_t below = m->dim / m->heads * m->heads;
+        die(EXIT_CONFIG,
+            "config: model.dim is %d, not a multiple of model.heads %d; nearest: %lld or %lld, or "
+            "set model.head_dim",
+            m->dim, m->heads, (long long)(below ? below : m->heads),
+            (long long)(below + m->heads));
+    }
+    if (m->head_dim == 0) m->head_dim = m->dim / m->heads;
+    if (m->kv_heads == 0) m->kv_heads = m->heads;
+    if (m->heads % m->kv_heads != 0) {
+        die(EXIT_CONFIG, "config: model.kv_heads is %d, not a divisor of model.heads %d",
+            m->kv_heads, m->heads);
+    }
+    if (m->pos == POS_ROPE && m->head_dim % 2 != 0) {
+        die(EXIT_CONFIG, "config: model.head_dim is %d; model.pos rope turns pairs, so it must be "
+            "even", m->head_dim);
+    }
+}
+
+static void finish_ffn(ModelConfig *m) {
+    if (m->ffn > 0) return;
+    if (m->act != ACT_GELU) {
+        die(EXIT_CONFIG,
+            "config: model.ffn is not given; 4 x model.dim is its default for model.act gelu only, "
+            "not for %s",
+            act_info[m->act].name);
+    }
+    m->ffn = 4 * m->dim;
+}
+
+/* --- the rest --- */
+
+static void check_precision(const Config *c) {
+    int recipe_is_f32 =
+        c->precision.recipe->plan.cell[GEMM_FPROP][SIDE_A].format == FORMAT_F32;
+    if (recipe_is_f32 != (c->model.dtype == DT_F32)) {
+        die(EXIT_CONFIG,
+            "config: precision.recipe is %s and model.dtype is %s; f32 goes with f32 only, set "
+            "both or neither",
+            c->precision.recipe->name, dtype_info[c->model.dtype].name);
+    }
+    if (recipe_is_f32 && c->device == DEVICE_CHOICE_CUDA) {
+        die(EXIT_CONFIG, "config: precision.recipe f32 runs on the CPU only; set device=cpu");
+    }
+    int last = c->precision.keep_last > 0 ? c->precision.keep_last : 0;
+    if (c->precision.keep_first + last > c->model.layers) {
+        die(EXIT_CONFIG,
+            "config: precision.keep_bf16.first %d and precision.keep_bf16.last %d are more than "
+            "the %d blocks of the model",
+            c->precision.keep_first, last, c->model.layers);
+    }
+}
+
+static void check_length(const Config *c) {
+    int given = (c->train.steps > 0) + (c->train.tokens > 0) + (c->train.epochs > 0);
+    if (given > 1) {
+        die(EXIT_CONFIG,
+            "config: train.steps, train.tokens and train.epochs say the same thing; give one");
+    }
+    if (c->train.steps > 0 && c->sched.warmup_steps >= c->train.steps) {
+        die(EXIT_CONFIG, "config: sched.warmup_steps is %lld; legal: less than train.steps %lld",
+            (long long)c->sched.warmup_steps, (long long)c->train.steps);
+    }
+}
+
+void config_finish(Config *c, int layers_given) {
+    finish_pattern(&c->model, layers_given);
+    finish_heads(&c->model);
+    finish_ffn(&c->model);
+    if (c->eval.micro == 0) c->eval.micro = c->batch.micro;
+    check_precision(c);
+    check_length(c);
+}
+
+/* --- steps and tokens --- */
+
+int config_accumulation(const Config *c, int world_size) {
+    int64_t micro_step = (int64_t)c->batch.micro * c->batch.seq_len * world_size;
+    int64_t total = c->batch.total_tokens;
+    if (total == 0) return 1;
+    if (total % micro_step != 0) {
+        int64_t below = total / micro_step * micro_step;
+        die(EXIT_CONFIG,
+            "config: batch.total_tokens is %lld, not a multiple of batch.micro %d x batch.seq_len "
+            "%d x %d ranks = %lld; nearest: %lld or %lld",
+            (long long)total, c->batch.micro, c->batch.seq_len, world_size, (long long)micro_step,
+            (long long)(below ? below : micro_step), (long long)(below + micro_step));
+    }
+    if (total / micro_step > INT32_MAX) {
+        die(EXIT_CONFIG, "config: batch.total_tokens is %lld, more than 2^31 micro-steps of %lld",
+            (long long)total, (long long)micro_step);
+    }
+    return (int)(total / micro_step);
+}
+
+int64_t config_step_tokens(const Config *c, int world_size) {
+    return (int64_t)c->batch.micro * c->batch.seq_len * world_size *
+           config_accumulation(c, world_size);
+}
+
+int64_t config_steps(const Config *c, int world_size, int64_t epoch_sequences) {
+    int64_t step_tokens = config_step_tokens(c, world_size), steps = c->train.steps;
+    if (c->train.tokens > 0) steps = ceil_div(c->train.tokens, step_tokens);
+    if (c->train.epochs > 0) {
+        double tokens = c->train.epochs * (double)epoch_sequences * c->batch.seq_len;
+        steps = max_i64(1, (int64_t)floor(tokens / (double)step_tokens));
+    }
+    if (steps == 0) {
+        die(EXIT_CONFIG, "config: how long to train is not given; set one of train.steps, "
+            "train.tokens, train.epochs");
+    }
+    if (c->sched.warmup_steps >= steps) {
+        die(EXIT_CONFIG, "config: sched.warmup_steps is %lld; legal: less than the %lld steps of "
+            "the run", (long long)c->sched.warmup_steps, (long long)steps);
+    }
+    return steps;
+}
