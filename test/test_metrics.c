@@ -242,7 +242,7 @@ CASE(a_line_cut_short_before_the_resumed_step_is_dropped) {
     const char *whole = scratch("whole2"), *parts = scratch("parts2");
     run_steps(whole, 0, 6);
     run_steps(parts, 0, 4);
-    append_text(in_dir(parts, "metrics.jsonl"), "{\"step\":3,");
+    append_text(in_dir(parts, "metrics.jsonl"), "{\"step\":3,\n{\"step\":3,\"tok");
     run_steps(parts, 4, 6);
     expect_same_files(parts, whole, "metrics.jsonl");
 }
