@@ -142,6 +142,13 @@ def case_pieces_are_the_document(folder):
             assert left.text[-1].isalpha() and right.text[0] == " " and right.text[1].isalpha()
 
 
+def case_separator_after_a_very_long_line_is_text(folder):
+    """The line comes in several reads, and the last of them looks like a separator."""
+    text = b"x" * text_input.CHUNK_BYTES + b"<|endoftext|>\n"
+    pieces = list(text_input.text_pieces(io.BytesIO(text), text_input.PIECE_BYTES))
+    assert "".join(piece.text for piece in pieces).encode() == text
+
+
 # --- tokenizers ---
 
 
@@ -249,6 +256,15 @@ def case_whole_documents_are_held_out(folder):
     assert seen[0] == seen[1] and len(seen[2]) < len(seen[0])
 
 
+def case_large_documents_stay_in_training(folder):
+    texts = [bytes([65 + i]) * (10 if i else 5000) + b"\n" for i in range(20)]
+    (folder / "a.txt").write_bytes(b"<|endoftext|>\n".join(texts))
+    for seed in range(10):
+        prepared(folder, folder / "a.txt", "--val-bytes", 50, "--seed", seed, "--overwrite")
+        val = documents(split_tokens(folder, "val"), vocabulary(folder)[1], 256)
+        assert len(val) == 5 and texts[0] not in val, val
+
+
 def case_tail_of_a_single_document(folder):
     text = "".join(f"l\u00efne {i}\n" for i in range(1000)).encode()
     (folder / "a.txt").write_bytes(text)
@@ -256,7 +272,7 @@ def case_tail_of_a_single_document(folder):
     table = vocabulary(folder)[1]
     train, val = (documents(split_tokens(folder, split), table, 256) for split in ("train", "val"))
     assert len(train) == len(val) == 1 and train[0] + val[0] == text
-    assert 980 <= len(val[0]) <= 1000 and train[0].endswith(b"\n")   # from the next line on
+    assert 980 <= len(val[0]) <= 1000 and val[0].startswith(b"l")   # from the next line on
     assert result["val"]["documents"] == result["train"]["documents"] == 1
     # Without line ends it is cut between characters, here within the 2 bytes of the first one.
     (folder / "a.txt").write_bytes("\u00ef".encode() * 100)
