@@ -11,12 +11,9 @@ static size_t scratch_bytes(const OpLimits *l) {
     int64_t max_k = max_i64(max_cols, l->tokens);   // the contraction of wgrad runs over tokens
     int64_t max_b = max_i64(l->max_weight, l->tokens * l->max_cols);
     const size_t needs[] = {
-        layernorm_scratch_cpu(l->max_cols),
-        rmsnorm_scratch_cpu(l->max_cols),
-        column_sum_scratch_cpu(max_cols),
-        cross_entropy_scratch_cpu(l->padded_vocab),
-        attention_scratch_cpu(l->attention),
-        gemm_scratch_cpu(max_cols, max_k, max_b),
+        layernorm_scratch_cpu(l->max_cols),  rmsnorm_scratch_cpu(l->max_cols),
+        column_sum_scratch_cpu(max_cols),    cross_entropy_scratch_cpu(l->padded_vocab),
+        attention_scratch_cpu(l->attention), gemm_scratch_cpu(max_cols, max_k, max_b),
     };
     size_t most = 0;
     for (int i = 0; i < ARRAY_LEN(needs); i++) most = needs[i] > most ? needs[i] : most;

@@ -39,12 +39,13 @@ static inline double *case_doubles(int64_t count) {
     return (double *)case_alloc((size_t)count * sizeof(double));
 }
 
-/* A CPU device whose scratch fits these limits exactly. */
+/* A CPU device whose scratch fits these limits exactly, and holds NaNs in the beginning. */
 static inline Device *case_device(OpLimits limits) {
     Device *d = (Device *)case_alloc(sizeof(Device));
     d->kind = DEVICE_CPU;
     size_t bytes = ops_cpu.scratch_bytes(&limits);
     device_set_scratch(d, case_alloc(bytes), bytes);
+    memset(d->scratch, 0xFF, bytes);
     return d;
 }
 
@@ -114,8 +115,8 @@ static inline void expect_close(Tensor got, const double *want, double tolerance
     for (int64_t i = 0; i < tensor_count(got); i++) {
         double rounding = got.dtype == DT_BF16 ? bf16_half_ulp(want[i]) : 0.0;
         EXPECT_NEAR(get(got, i), want[i], tolerance + rounding, "%s (%lld,%lld) of (%lld,%lld) %s",
-                    what, (long long)(i / got.cols), (long long)(i % got.cols),
-                    (long long)got.rows, (long long)got.cols, dtype_info[got.dtype].name);
+                    what, (long long)(i / got.cols), (long long)(i % got.cols), (long long)got.rows,
+                    (long long)got.cols, dtype_info[got.dtype].name);
     }
 }
 

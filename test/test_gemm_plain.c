@@ -30,8 +30,8 @@ static void expect_equal_products(SgemmShape s) {
 }
 
 CASE(gemm_plain_all_layouts_and_edges) {
-    static const int64_t sizes[][3] = {{1, 1, 1},    {3, 37, 5},    {4, 16, 256}, {5, 17, 257},
-                                       {64, 65, 33}, {37, 130, 300}};
+    static const int64_t sizes[][3] = {{1, 1, 1},    {3, 37, 5},   {4, 16, 256},
+                                       {5, 17, 257}, {64, 65, 33}, {37, 130, 300}};
     for (int i = 0; i < ARRAY_LEN(sizes); i++) {
         for (int layout = 0; layout < 4; layout++) {
             int64_t m = sizes[i][0], n = sizes[i][1], k = sizes[i][2];
@@ -39,8 +39,8 @@ CASE(gemm_plain_all_layouts_and_edges) {
             SgemmShape s = {trans_a, trans_b, m, n, k, trans_a ? m : k, trans_b ? k : n, n, 1, 0};
             expect_equal_products(s);
             // Rows that are longer than what is used: columns beyond stay as they are.
-            SgemmShape wide = {trans_a,   trans_b, m,     n,    k,   s.lda + 3,
-                               s.ldb + 2, n + 1,   -0.75f, 1.0f};
+            SgemmShape wide = {trans_a,   trans_b,   m,     n,      k,
+                               s.lda + 3, s.ldb + 2, n + 1, -0.75f, 1.0f};
             expect_equal_products(wide);
             wide.beta = 0.5f;
             expect_equal_products(wide);

@@ -164,8 +164,8 @@ static struct {
 } classifier;
 
 static void classifier_forward(double *losses) {
-    double_cross_entropy(losses, classifier.logits, classifier.targets, classifier.N,
-                         classifier.Vp, classifier.V);
+    double_cross_entropy(losses, classifier.logits, classifier.targets, classifier.N, classifier.Vp,
+                         classifier.V);
 }
 
 CASE(cross_entropy_gradients) {
@@ -219,7 +219,8 @@ CASE(attention_gradients) {
         expect_gradient(dqkv, case_doubles(tensor_count(dqkv)), attention.qkv, &loss,
                         1 + tensor_count(dqkv) / 499, "dqkv");
         // Equal out in both dtypes, else delta would differ by more than a rounding.
-        Tensor half_dqkv = new_tensor(DT_BF16, rows, qkv.cols), half_out = copy_tensor(out, DT_BF16);
+        Tensor half_dqkv = new_tensor(DT_BF16, rows, qkv.cols),
+               half_out = copy_tensor(out, DT_BF16);
         ops_cpu.attention_backward(d, half_dqkv, copy_tensor(dout, DT_BF16), half_out, lse,
                                    copy_tensor(qkv, DT_BF16), a);
         ops_cpu.attention_backward(d, dqkv, dout, copy_tensor(half_out, DT_F32), lse, qkv, a);

@@ -29,8 +29,8 @@ static void update_span(float *master, float *m, float *v, const float *grad, in
         float g = grad[i] * grad_scale;
         m[i] = beta1 * m[i] + (1.0f - beta1) * g;
         v[i] = beta2 * v[i] + (1.0f - beta2) * (g * g);
-        float update = (m[i] / correction1) / (sqrtf(v[i] / correction2) + eps) +
-                       weight_decay * master[i];
+        float update =
+            (m[i] / correction1) / (sqrtf(v[i] / correction2) + eps) + weight_decay * master[i];
         master[i] -= lr * update;
     }
 }

@@ -23,17 +23,16 @@ void attention_check(Tensor out, Tensor lse, Tensor qkv, AttentionDims dims) {
     int64_t rows = (int64_t)dims.B * dims.T;
     expect_bf16_or_f32(qkv, "attention qkv");
     tensor_expect(qkv, "attention qkv", qkv.dtype, rows, attention_qkv_cols(dims));
-    tensor_expect(out, "attention out", qkv.dtype, rows,
-                  (int64_t)dims.num_heads * dims.head_dim);
+    tensor_expect(out, "attention out", qkv.dtype, rows, (int64_t)dims.num_heads * dims.head_dim);
     tensor_expect(lse, "attention lse", DT_F32, (int64_t)dims.B * dims.num_heads, dims.T);
 }
 
 // --- work space of one thread, f32 ---
 
 typedef struct {
-    float *k, *v, *dk, *dv;        // (T,HS): one key/value head of one sequence
-    float *q, *out, *dout, *dq;    // (QUERY_BLOCK,HS)
-    float *p, *ds;                 // (QUERY_BLOCK,T): probabilities, and the gradient of scores
+    float *k, *v, *dk, *dv;       // (T,HS): one key/value head of one sequence
+    float *q, *out, *dout, *dq;   // (QUERY_BLOCK,HS)
+    float *p, *ds;                // (QUERY_BLOCK,T): probabilities, and the gradient of scores
 } Work;
 
 static int64_t work_count(AttentionDims dims) {
@@ -51,8 +50,13 @@ static Work work_of_thread(float *scratch, AttentionDims dims) {
     int64_t block = (int64_t)QUERY_BLOCK * dims.head_dim;
     float *k = scratch + work_count(dims) * omp_get_thread_num();
     float *q = k + 4 * head, *p = q + 4 * block;
-    Work w = {k, k + head,  k + 2 * head,  k + 3 * head,  q, q + block, q + 2 * block,
-              q + 3 * block, p, p + (int64_t)QUERY_BLOCK * dims.T};
+    Work w = {.k = k, .v = k + head, .dk = k + 2 * head, .dv = k + 3 * head};
+    w.q = q;
+    w.out = q + block;
+    w.dout = q + 2 * block;
+    w.dq = q + 3 * block;
+    w.p = p;
+    w.ds = p + (int64_t)QUERY_BLOCK * dims.T;
     return w;
 }
 
@@ -106,21 +110,31 @@ static float *lse_row(const Task *t, Tensor lse, Queries q) {
 /* scores (count,keys) = factor * rows (count,HS) . keys (keys,HS)^T */
 static void rows_times_transposed(float *scores, const float *rows, const float *keys, Queries q,
                                   int64_t HS, float factor) {
-    SgemmShape s = {0, 1, q.count, q.keys, HS, HS, HS, q.keys, factor, 0.0f};
+    SgemmShape s = {.trans_b = 1, .m = q.count, .n = q.keys, .k = HS};
+    s.lda = s.ldb = HS;
+    s.ldc = q.keys;
+    s.alpha = factor;
     sgemm_one_thread(s, rows, keys, scores);
 }
 
 /* rows (count,HS) = factor * scores (count,keys) . values (keys,HS) */
 static void scores_times(float *rows, const float *scores, const float *values, Queries q,
                          int64_t HS, float factor) {
-    SgemmShape s = {0, 0, q.count, HS, q.keys, q.keys, HS, HS, factor, 0.0f};
+    SgemmShape s = {.m = q.count, .n = HS, .k = q.keys};
+    s.lda = q.keys;
+    s.ldb = s.ldc = HS;
+    s.alpha = factor;
     sgemm_one_thread(s, scores, values, rows);
 }
 
 /* sums (keys,HS) += factor * scores (count,keys)^T . rows (count,HS) */
 static void add_transposed_times(float *sums, const float *scores, const float *rows, Queries q,
                                  int64_t HS, float factor) {
-    SgemmShape s = {1, 0, q.keys, HS, q.count, q.keys, HS, HS, factor, 1.0f};
+    SgemmShape s = {.trans_a = 1, .m = q.keys, .n = HS, .k = q.count};
+    s.lda = q.keys;
+    s.ldb = s.ldc = HS;
+    s.alpha = factor;
+    s.beta = 1.0f;
     sgemm_one_thread(s, scores, rows, sums);
 }
 
@@ -222,11 +236,11 @@ static void backward_task(const Task *t, const Work *w, const BackwardTensors *x
             load_block(w->dout, x->dout, query_block(t, q));
             rows_times_transposed(w->p, w->q, w->k, q, HS, t->scale);
             softmax_again(w->p, lse_row(t, x->lse, q), q);
-            add_transposed_times(w->dv, w->p, w->dout, q, HS, 1.0f);      // out = p v
-            rows_times_transposed(w->ds, w->dout, w->v, q, HS, 1.0f);     // out = p v: dp
-            softmax_backward(w, q, HS);                                   // p = exp(s - lse)
-            scores_times(w->dq, w->ds, w->k, q, HS, t->scale);            // s = scale q k^T
-            add_transposed_times(w->dk, w->ds, w->q, q, HS, t->scale);    // s = scale q k^T
+            add_transposed_times(w->dv, w->p, w->dout, q, HS, 1.0f);     // out = p v
+            rows_times_transposed(w->ds, w->dout, w->v, q, HS, 1.0f);    // out = p v: dp
+            softmax_backward(w, q, HS);                                  // p = exp(s - lse)
+            scores_times(w->dq, w->ds, w->k, q, HS, t->scale);           // s = scale q k^T
+            add_transposed_times(w->dk, w->ds, w->q, q, HS, t->scale);   // s = scale q k^T
             store_block(x->dqkv, query_block(t, q), w->dq);
         }
     }

@@ -20,14 +20,15 @@ static inline float exp2_of_int(uint32_t n) { return f32_from_bits((n + 127u) <<
 static inline float fast_exp(float x) {
     const float to_integer = 12582912.0f;   // 1.5 * 2^23: adding it rounds to an integer
     const float log2_e = 1.44269504f;
-    const float ln2_high = 0.693145752f, ln2_low = 1.42860677e-6f;   // high part: 15 bits, n * it is exact
+    const float ln2_high = 0.693145752f;   // 15 bits, so that n * ln2_high is exact
+    const float ln2_low = 1.42860677e-6f;
     x = x > 89.0f ? 89.0f : x;       // exp(89) is inf already
     x = x < -104.0f ? -104.0f : x;   // exp(-104) is 0 already; a NaN passes both lines
     // exp(x) = 2^n exp(r), |r| <= ln(2) / 2
     float shifted = x * log2_e + to_integer;
     float n = shifted - to_integer;
     float r = (x - n * ln2_high) - n * ln2_low;
-    float tail = 1.0f / 5040.0f;   // Taylor series: the first term left out is below 2^-27 of the sum
+    float tail = 1.0f / 5040.0f;   // Taylor series; what follows is below 2^-27 of the sum
     tail = tail * r + 1.0f / 720.0f;
     tail = tail * r + 1.0f / 120.0f;
     tail = tail * r + 1.0f / 24.0f;

@@ -12,8 +12,7 @@ enum { PANEL = 64 };   // rows of d in one product
 
 void gemm_check(Tensor d, const QOperand *a, const QOperand *b, GemmEpilogue epilogue) {
     CHECK(a->form == b->form, "gemm operands have forms %d and %d", (int)a->form, (int)b->form);
-    CHECK(a->k == b->k, "gemm contraction: a has k %lld, b %lld", (long long)a->k,
-          (long long)b->k);
+    CHECK(a->k == b->k, "gemm contraction: a has k %lld, b %lld", (long long)a->k, (long long)b->k);
     if (a->form == FORM_VALUES) {
         CHECK(a->dtype == b->dtype && (a->dtype == DT_BF16 || a->dtype == DT_F32),
               "gemm operands are %s and %s; both must be bf16, or both f32",
@@ -110,8 +109,14 @@ void gemm_cpu(Device *dev, Tensor d, const QOperand *a, const QOperand *b, GemmE
         float *copy = panels + panel_stride * omp_get_thread_num();
         float *sums = d.dtype == DT_F32 ? (float *)d.data + row * N : copy + panel_a;
         Matrix a_values = operand_panel(a, row, rows, copy);
-        SgemmShape shape = {!a->k_contiguous, b->k_contiguous, rows,  N,   K, a_values.stride,
-                            b_values.stride,  N,               alpha, beta};
+        SgemmShape shape = {.trans_a = !a->k_contiguous, .trans_b = b->k_contiguous};
+        shape.m = rows;
+        shape.n = shape.ldc = N;
+        shape.k = K;
+        shape.lda = a_values.stride;
+        shape.ldb = b_values.stride;
+        shape.alpha = alpha;
+        shape.beta = beta;
         sgemm_one_thread(shape, a_values.data, b_values.data, sums);
         finish_panel(d, row, rows, sums, epilogue.bias);
     }

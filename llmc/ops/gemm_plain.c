@@ -9,9 +9,9 @@ layout. Each element of c is summed along k in order, in blocks of K_BLOCK.
 const char sgemm_name[] = "plain loops";
 
 enum {
-    K_BLOCK = 256,
-    ROWS = 4,     // of c in the innermost loops: ROWS x COLS sums stay in registers
+    ROWS = 4,   // of c in the innermost loops: ROWS x COLS sums stay in registers
     COLS = 16,
+    K_BLOCK = 256,
     N_BLOCK = 64   // K_BLOCK x N_BLOCK values of b: 64 KiB, reused by every row of a
 };
 
@@ -19,10 +19,11 @@ enum {
    values, or with k_innermost the transpose of that. Columns from `count` on are zero. */
 static void pack(float *dst, const float *src, int64_t stride, int k_innermost, int64_t k_count,
                  int64_t count, int64_t width) {
-    for (int64_t k = 0; k < k_count; k++)
-        for (int64_t i = 0; i < width; i++)
-            dst[k * width + i] =
-                i >= count ? 0.0f : k_innermost ? src[i * stride + k] : src[k * stride + i];
+    for (int64_t k = 0; k < k_count; k++) {
+        for (int64_t i = 0; i < count; i++)
+            dst[k * width + i] = k_innermost ? src[i * stride + k] : src[k * stride + i];
+        for (int64_t i = count; i < width; i++) dst[k * width + i] = 0.0f;
+    }
 }
 
 /* sums (ROWS,COLS) = packed_a (k_count,ROWS)^T . packed_b (k_count,COLS) */

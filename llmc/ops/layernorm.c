@@ -48,8 +48,7 @@ void layernorm_forward_cpu(Device *d, Tensor out, NormStats stats, Tensor x, Ten
             for (int64_t c = 0; c < C; c++) sum += x_row[c];
             float mean = sum / (float)C;
 #pragma omp simd reduction(+ : square_sum)
-            for (int64_t c = 0; c < C; c++)
-                square_sum += (x_row[c] - mean) * (x_row[c] - mean);
+            for (int64_t c = 0; c < C; c++) square_sum += (x_row[c] - mean) * (x_row[c] - mean);
             float rstd = 1.0f / sqrtf(square_sum / (float)C + eps);
             for (int64_t c = 0; c < C; c++)
                 out_row[c] = (x_row[c] - mean) * rstd * w_row[c] + b_row[c];

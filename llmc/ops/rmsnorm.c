@@ -55,8 +55,7 @@ static void backward_row(float *dx_row, float *dw, const float *dout_row, const 
                          const float *w_row, float rstd, int64_t C) {
     float gh_sum = 0.0f;
 #pragma omp simd reduction(+ : gh_sum)
-    for (int64_t c = 0; c < C; c++)
-        gh_sum += dout_row[c] * w_row[c] * (x_row[c] * rstd);
+    for (int64_t c = 0; c < C; c++) gh_sum += dout_row[c] * w_row[c] * (x_row[c] * rstd);
     float gh_mean = gh_sum / (float)C;
 #pragma omp simd
     for (int64_t c = 0; c < C; c++) {

@@ -20,7 +20,7 @@ extern "C" {
 
 enum {
     SPAN = 1024,       // f32 values in a buffer on the stack: elementwise ops work span by span
-    ROW_CHUNKS = 64,   // sums over rows: each chunk of rows is added up alone, then the chunks in order
+    ROW_CHUNKS = 64,   // sums over rows: chunks of rows each on their own, then these in order
     ROW_ALIGN = 16     // f32 values: rows in scratch start on a cache line
 };
 
