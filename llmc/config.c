@@ -216,20 +216,7 @@ static void find_and_apply_preset(Parser *p) {
     const Setting *s = last_preset(p);
     if (!s) return;
     config_set(p->config, s->key, s->value, &s->where);
-    const char *name = p->config->model.preset;
-    if (!name[0]) return;
-    const Preset *preset = preset_find(name);
-    if (preset) {
-        apply_preset(p, preset);
-        return;
-    }
-    char legal[1024];
-    int at = 0;
-    for (int i = 0; i < num_presets; i++) {
-        at += snprintf(legal + at, sizeof(legal) - (size_t)at, "%s%s", i ? ", " : "",
-                       presets[i].name);
-    }
-    config_fail(&s->where, "is \"%s\"; legal: %s", name, legal);
+    if (p->config->model.preset[0]) apply_preset(p, preset_find(p->config->model.preset));
 }
 
 /* One rule for a precision.GEMM.OPERAND.FIELD key; a later one takes the place of an earlier. */

@@ -92,11 +92,23 @@ static void check_length(const Config *c) {
     }
 }
 
+static void finish_directories(Config *c) {
+    if (!c->log.dir[0]) {
+        die(EXIT_CONFIG, "config: log.dir is empty; a run keeps its record there");
+    }
+    if (c->ckpt.dir[0]) return;
+    int room = (int)sizeof(c->ckpt.dir);
+    if (snprintf(c->ckpt.dir, sizeof(c->ckpt.dir), "%s/ckpt", c->log.dir) >= room) {
+        die(EXIT_CONFIG, "config: log.dir is too long for ckpt.dir to be below it; set ckpt.dir");
+    }
+}
+
 void config_finish(Config *c, int layers_given) {
     finish_pattern(&c->model, layers_given);
     finish_heads(&c->model);
     finish_ffn(&c->model);
     if (c->eval.micro == 0) c->eval.micro = c->batch.micro;
+    finish_directories(c);
     check_precision(c);
     check_length(c);
 }

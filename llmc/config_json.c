@@ -185,7 +185,8 @@ cJSON *config_json_parse(const char *file, char *text, size_t bytes) {
     }
     if (!json) {
         char what[128];
-        snprintf(what, sizeof(what), "no JSON from here on: %.*s", (int)strcspn(end, "\n") % 64, end);
+        int shown = (int)min_i64((int64_t)strcspn(end, "\n"), 64);
+        snprintf(what, sizeof(what), "no JSON from here on: %.*s", shown, end);
         fail_at(file, text, end, what);
     }
     if (!cJSON_IsObject(json)) fail_at(file, text, begin, "expected a JSON object in braces");

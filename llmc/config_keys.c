@@ -31,7 +31,7 @@ enum { MAX_DIM = 1 << 17, MAX_LAYERS = 512, MAX_BATCH = 1 << 16, MAX_SEQ_LEN = 1
 // clang-format off
 const ConfigKey config_keys[] = {
     // name and place, default, smallest, largest, help, other programs' name
-    {KEY(STRING, model.preset), "", 0, 0,
+    {KEY(PRESET, model.preset), "", 0, 0,
      "start from a known model; other keys change it", "llm.c -e, nanoGPT init_from"},
     {KEY(STRING, model.pattern), "", 0, 0,
      "one character a block: * attention, - MLP; empty: model.layers times both", NULL},
@@ -76,7 +76,7 @@ const ConfigKey config_keys[] = {
     {KEY(SOURCES, data.val), "[]", 0, 0,
      "shards to validate on, in the same form", "llm.c -j"},
     {KEY(STRING, data.tokenizer), "", 0, 0,
-     "tokenizer.json that turns samples into text; empty: beside the shards", NULL},
+     "tokenizer.vocab that was written with the shards; samples need it", NULL},
     {KEY(BOOL, data.shuffle), "true", 0, 1,
      "visit sequences in an order drawn from the seed", NULL},
 
@@ -137,7 +137,7 @@ const ConfigKey config_keys[] = {
     {KEY(INT64, eval.every), "250", 0, MAX_COUNT,
      "steps between validations; 0: only at the end", "llm.c -v, nanoGPT eval_interval"},
     {KEY(INT64, eval.tokens), "1048576", 0, MAX_COUNT,
-     "tokens of a validation, always the same ones; 0: all of data.val", "llm.c -m"},
+     "tokens of a validation, always the same ones; 0: all of data.val", "llm.c -m, in batches"},
     {KEY(INT, eval.micro), "0", 0, MAX_BATCH,
      "sequences of a validation's micro-batch; 0: batch.micro", NULL},
 
@@ -165,7 +165,7 @@ const ConfigKey config_keys[] = {
      "directory of the run's record", "llm.c -o, nanoGPT out_dir"},
     {KEY(STRING, log.reference), "", 0, 0,
      "log.dir of a run to print the relative loss gap to", NULL},
-    {KEY(INT64, log.every), "1", 1, MAX_COUNT,
+    {KEY(INT64, log.every), "1", 1, 1 << 30,
      "steps between lines on the screen", "nanoGPT log_interval"},
 
     {KEY(STRING, sample.prompt), "", 0, 0,
@@ -189,6 +189,7 @@ const ConfigKey config_keys[] = {
 const int num_config_keys = ARRAY_LEN(config_keys);
 
 const char *config_choice(const ConfigKey *key, int i) {
+    if (key->kind == KIND_PRESET) return i < num_presets ? presets[i].name : NULL;
     if (key->kind == KIND_RECIPE) return i < num_recipes ? recipes[i].name : NULL;
     if (i >= key->num_names) return NULL;
     return *(const char *const *)((const char *)key->names + (size_t)i * key->name_stride);

@@ -64,6 +64,7 @@ const char *config_legal(const ConfigKey *key, char *buffer, int size) {
     case KIND_FLOAT:
     case KIND_DOUBLE: return range_text(key, buffer, size);
     case KIND_ENUM:
+    case KIND_PRESET:
     case KIND_RECIPE: return choices_text(key, buffer, size);
     case KIND_PAIR:
         snprintf(buffer, size, "[a, b], each %s", range_text(key, range, sizeof(range)));
@@ -76,7 +77,8 @@ const char *config_legal(const ConfigKey *key, char *buffer, int size) {
         snprintf(buffer, size, "0 to 2^53 - 1, or a string of digits below 2^64");
         return buffer;
     case KIND_SOURCES:
-        snprintf(buffer, size, "a glob, or a list of globs and {\"path\": glob, \"weight\": above 0}");
+        snprintf(buffer, size,
+                 "a glob, or a list of globs and {\"path\": glob, \"weight\": above 0}");
         return buffer;
     case KIND_RULES:
         snprintf(buffer, size, "a list of objects with some of %s", rule_keys());
@@ -259,6 +261,12 @@ static cJSON *get_string(const void *at, const ConfigKey *key) {
     return cJSON_CreateString((const char *)at);
 }
 
+static void set_preset(void *at, const ConfigKey *key, const cJSON *value, const Where *w) {
+    int is_none = cJSON_IsString(value) && value->valuestring[0] == '\0';
+    const char *name = is_none ? "" : presets[checked_choice(key, value, w)].name;
+    snprintf((char *)at, key->bytes, "%s", name);
+}
+
 /* --- lists --- */
 
 void config_free_sources(SourceList *list) {
@@ -396,6 +404,7 @@ static const KindInfo kinds[NUM_KINDS] = {
     [KIND_BOOL] = {"true or false", set_bool, get_bool},
     [KIND_ENUM] = {"a name", set_enum, get_enum},
     [KIND_STRING] = {"a string", set_string, get_string},
+    [KIND_PRESET] = {"a name", set_preset, get_string},
     [KIND_RECIPE] = {"a name", set_recipe, get_recipe},
     [KIND_PAIR] = {"a list of two numbers", set_pair, get_pair},
     [KIND_SEED] = {"a whole number", set_seed, get_seed},

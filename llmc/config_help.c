@@ -1,0 +1,180 @@
+/*
+config_help -- the tables of config as text for users: on the terminal, and as Markdown for README.
+No key, default or range is written here a second time.
+*/
+#include <string.h>
+
+#include "config_parts.h"
+
+// In the order they are shown; "" stands for keys without a group.
+static const struct {
+    const char *name, *title;
+} groups[] = {
+    {"model", "shape of the network"},
+    {"data", "what is read"},
+    {"batch", "sequences of a step"},
+    {"train", "length of the run"},
+    {"optim", "AdamW"},
+    {"sched", "learning rate over the steps"},
+    {"precision", "number formats of matrix products"},
+    {"memory", "memory against time"},
+    {"eval", "validation"},
+    {"ckpt", "checkpoints"},
+    {"guard", "steps that are skipped"},
+    {"log", "records of the run"},
+    {"sample", "text from the model"},
+    {"", "device and seed"},
+};
+
+static int in_group(const ConfigKey *key, const char *group) {
+    size_t length = strlen(group);
+    if (length == 0) return strchr(key->name, '.') == NULL;
+    return strncmp(key->name, group, length) == 0 && key->name[length] == '.';
+}
+
+static const char *default_text(const ConfigKey *key) {
+    return key->initial[0] ? key->initial : "\"\"";
+}
+
+/* --- terminal --- */
+
+static void print_keys(const char *group) {
+    for (int i = 0; i < num_config_keys; i++) {
+        const ConfigKey *key = &config_keys[i];
+        if (!in_group(key, group)) continue;
+        printf("  %-26s %-12s %s\n", key->name, default_text(key), key->help);
+    }
+}
+
+static void print_recipes(void) {
+    for (int i = 0; i < num_recipes; i++) {
+        printf("  %-14s %s\n", recipes[i].name, recipes[i].summary);
+    }
+}
+
+static void print_presets(void) {
+    for (int i = 0; i < num_presets; i++) {
+        printf("  %-14s %s\n", presets[i].name, presets[i].summary);
+    }
+}
+
+/* What rule_set says to an empty value ends in what is legal. */
+static const char *rule_legal(const char *key) {
+    Rule scratch = rule_default();
+    const char *message = rule_set(&scratch, key, "");
+    CHECK(message, "rule key %s takes an empty value", key);
+    const char *legal = strstr(message, "legal: ");
+    return legal ? legal + strlen("legal: ") : message;
+}
+
+static void print_rules(void) {
+    printf("keys of a rule; a rule without layers, gemm or operand means all of them\n");
+    for (int i = 0; rule_key(i); i++) printf("  %-14s %s\n", rule_key(i), rule_legal(rule_key(i)));
+    printf("precision.GEMM.OPERAND.KEY=VALUE is the same as a rule at the end, on every layer;\n"
+           "GEMMs and their operands:");
+    for (int g = 0; g < NUM_GEMMS; g++) {
+        printf(" %s (%s, %s)", gemm_names[g], operand_names[g][SIDE_A], operand_names[g][SIDE_B]);
+    }
+    printf("\n");
+}
+
+static void help_all(void) {
+    printf("A later source wins: defaults, model.preset, files named by \"extends\" in a file, "
+           "files, KEY=VALUE.\n`help KEY`, `help GROUP` and `help PRESET` tell more.\n");
+    for (int g = 0; g < ARRAY_LEN(groups); g++) {
+        printf("\n%s%s%s\n", groups[g].name, groups[g].name[0] ? ": " : "", groups[g].title);
+        print_keys(groups[g].name);
+    }
+    printf("\nprecision.recipe\n");
+    print_recipes();
+    printf("\nmodel.preset\n");
+    print_presets();
+}
+
+static void help_key(const ConfigKey *key) {
+    char legal[512];
+    printf("%s: %s\n", key->name, key->help);
+    printf("  default  %s\n", default_text(key));
+    printf("  legal    %s\n", config_legal(key, legal, sizeof(legal)));
+    if (key->elsewhere) printf("  as in    %s\n", key->elsewhere);
+    if (key->kind == KIND_RECIPE) print_recipes();
+    if (key->kind == KIND_RULES) print_rules();
+    if (key->kind == KIND_PRESET) print_presets();
+}
+
+static void help_preset(const Preset *preset) {
+    printf("model.preset=%s: %s\n", preset->name, preset->summary);
+    for (const char *word = preset->settings; *word;) {
+        int length = (int)strcspn(word, " ");
+        printf("  %.*s\n", length, word);
+        word += length + (word[length] == ' ');
+    }
+}
+
+void config_help(const char *name) {
+    if (!name) {
+        help_all();
+        return;
+    }
+    const ConfigKey *key = config_key_find(name);
+    const Preset *preset = preset_find(name);
+    GemmKind gemm;
+    const char *operand, *field;
+    if (key) {
+        help_key(key);
+    } else if (preset) {
+        help_preset(preset);
+    } else if (config_cell_key(name, &gemm, &operand, &field)) {
+        printf("%s: the %s of operand %s in %s, on every layer\n  legal    %s\n", name, field,
+               operand, gemm_names[gemm], rule_legal(field));
+    } else if (config_is_group(name)) {
+        print_keys(name);
+        if (strncmp(name, "precision", strlen("precision")) == 0) print_rules();
+    } else {
+        const char *nearest = config_nearest_key(name);
+        die(EXIT_CONFIG, "help: there is no key, group or preset \"%s\"%s%s%s", name,
+            nearest ? "; did you mean \"" : "; `help` lists all", nearest ? nearest : "",
+            nearest ? "\"?" : "");
+    }
+}
+
+/* --- Markdown --- */
+
+/* A cell of a table: | would end it. */
+static void print_cell(const char *text) {
+    for (; *text; text++) printf(*text == '|' ? "\\|" : "%c", *text);
+}
+
+static void markdown_key(const ConfigKey *key) {
+    char legal[512];
+    printf("| `%s` | `%s` | ", key->name, default_text(key));
+    print_cell(config_legal(key, legal, sizeof(legal)));
+    printf(" | ");
+    print_cell(key->help);
+    printf(" | %s |\n", key->elsewhere ? key->elsewhere : "");
+}
+
+void config_help_markdown(void) {
+    for (int g = 0; g < ARRAY_LEN(groups); g++) {
+        const char *name = groups[g].name;
+        printf("%s### %s%s%s\n\n", g ? "\n" : "", name, name[0] ? ": " : "", groups[g].title);
+        printf("| key | default | legal | meaning | elsewhere |\n|---|---|---|---|---|\n");
+        for (int i = 0; i < num_config_keys; i++) {
+            if (in_group(&config_keys[i], name)) markdown_key(&config_keys[i]);
+        }
+    }
+    printf("\n### Keys of a rule in `precision.rules`\n\n| key | legal |\n|---|---|\n");
+    for (int i = 0; rule_key(i); i++) {
+        printf("| `%s` | ", rule_key(i));
+        print_cell(rule_legal(rule_key(i)));
+        printf(" |\n");
+    }
+    printf("\n### Recipes\n\n| `precision.recipe` | |\n|---|---|\n");
+    for (int i = 0; i < num_recipes; i++) {
+        printf("| `%s` | %s |\n", recipes[i].name, recipes[i].summary);
+    }
+    printf("\n### Presets\n\n| `model.preset` | |\n|---|---|\n");
+    for (int i = 0; i < num_presets; i++) {
+        printf("| `%s` | %s |\n", presets[i].name, presets[i].summary);
+    }
+}
