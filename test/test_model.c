@@ -4,7 +4,7 @@ optimizer steps of four tiny models made by JAX (test/fixtures/README.md), in f3
 for BF16 and NVFP4 on the same models: chunks of the head, accumulation and the quantised GEMMs that
 run.
 */
-#include "checkpoint.h"
+#include "common.h"
 #include "config.h"
 #include "model.h"
 #include "optimizer.h"
@@ -140,10 +140,14 @@ CASE(llama_against_jax) { check_against_jax("model_llama"); }
 CASE(nemotron_against_jax) { check_against_jax("model_nemotron"); }
 CASE(nemotron_rope_against_jax) { check_against_jax("model_nemotron_rope"); }
 
-/* Gradients of one step, concatenated; caller frees. */
+/* Gradients of one step from the program's own initial weights, concatenated, and behind them the
+   loss; caller frees. The fixtures' weights are large, so that every nonlinearity shows, and amplify
+   rounding; these are what training starts from. */
 static float *gradients_of(const char *name, int num_extra, char **extra, int micro_steps) {
     Run r;
     run_open(&r, name, num_extra, extra);
+    model_init(&r.model, 7);
+    model_prepare_weights(&r.model);
     begin_step(&r, 0);
     for (int i = 0; i < micro_steps; i++) micro_step(&r, 0, i * B / micro_steps, B / micro_steps);
     size_t bytes = tensor_bytes(r.model.params.grad);
