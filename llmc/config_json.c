@@ -19,7 +19,7 @@ static const char *skip_space(const char *s) {
     return s;
 }
 
-/* From a quote to behind its partner. */
+/* From a quote to behind its partner. These functions walk text that is JSON. */
 static const char *skip_string(const char *s) {
     for (s++; *s && *s != '"'; s++) {
         if (*s == '\\' && s[1]) s++;
@@ -137,58 +137,136 @@ char *config_read_file(const char *path, size_t *bytes) {
     return read_text_file(path, "config", bytes);
 }
 
-/* Checks one string from its quote on and returns what follows it. */
-static char *check_string(const char *file, const char *text, char *s) {
-    char *begin = s;
-    for (s++; *s != '"'; s++) {
-        if (*s == '\n' || *s == '\0') {
-            fail_at(file, text, begin, "this string is not closed in its line");
+/* Spaces over comments, which strings cannot hold. */
+static void blank_comments(char *text) {
+    for (char *s = text; *s; s++) {
+        if (*s == '"') {
+            for (s++; *s && *s != '"' && *s != '\n'; s++) {
+                if (*s == '\\' && s[1] && s[1] != '\n') s++;
+            }
+            if (!*s) return;
+        } else if (s[0] == '/' && s[1] == '/') {
+            memset(s, ' ', strcspn(s, "\n"));
         }
-        if (*s != '\\') continue;
-        if (strncmp(s, "\\u0000", 6) == 0) fail_at(file, text, s, "a string cannot hold \\u0000");
-        if (s[1] && s[1] != '\n') s++;
     }
-    return s + 1;
 }
 
-/* Blanks comments; refuses what cJSON would pass or could not point at. */
-static void prepare(const char *file, char *text) {
-    int depth = 0;
-    for (char *s = text; *s;) {
-        if (*s == '"') {
-            s = check_string(file, text, s);
-            continue;
+/* --- syntax: cJSON takes some texts that are no JSON, and does not point at what is wrong --- */
+
+typedef struct {
+    const char *file, *text;
+    const char *at;   // what is read next
+    int depth;        // brackets that are open
+} Syntax;
+
+static void syntax_fail(const Syntax *x, const char *what) NORETURN;
+static void syntax_fail(const Syntax *x, const char *what) {
+    char message[128];
+    if (*x->at == '\0') fail_at(x->file, x->text, x->at, "the text ends before the JSON does");
+    int shown = (int)min_i64((int64_t)strcspn(x->at, "\n"), 32);
+    snprintf(message, sizeof(message), "%s here: %.*s", what, shown, x->at);
+    fail_at(x->file, x->text, x->at, message);
+}
+
+static void check_string(Syntax *x) {
+    const char *begin = x->at;
+    for (x->at++; *x->at != '"'; x->at++) {
+        if (*x->at == '\n' || *x->at == '\0') {
+            fail_at(x->file, x->text, begin, "this string is not closed in its line");
         }
-        if (s[0] == '/' && s[1] == '/') {
-            for (; *s && *s != '\n'; s++) *s = ' ';
-            continue;
-        }
-        depth += (*s == '{' || *s == '[') - (*s == '}' || *s == ']');
-        if (depth > CONFIG_DEPTH) fail_at(file, text, s, "brackets lie deeper here than any key");
-        s++;
+        char next = x->at[1];
+        if (*x->at != '\\' || next == '\n' || next == '\0') continue;
+        if (strncmp(x->at, "\\u0000", 6) == 0) syntax_fail(x, "a string cannot hold a zero byte");
+        if (!strchr("\"\\/bfnrtu", next)) syntax_fail(x, "no escape of JSON");
+        x->at++;
     }
+    x->at++;
+}
+
+static const char *skip_digits(const char *s) { return s + strspn(s, "0123456789"); }
+
+static void check_number(Syntax *x) {
+    enum { MAX_LENGTH = 60 };   // cJSON reads no more
+    const char *begin = x->at, *s = begin + (*begin == '-');
+    const char *end = *s == '0' ? s + 1 : skip_digits(s);
+    int is_number = end > s;
+    if (*end == '.') {
+        s = end + 1;
+        end = skip_digits(s);
+        is_number &= end > s;
+    }
+    if (*end == 'e' || *end == 'E') {
+        s = end + 1 + (end[1] == '-' || end[1] == '+');
+        end = skip_digits(s);
+        is_number &= end > s;
+    }
+    if (!is_number || end - begin > MAX_LENGTH) syntax_fail(x, "no number of JSON");
+    x->at = end;
+}
+
+static void check_value(Syntax *x);
+
+static void check_members(Syntax *x, char close) {
+    int is_object = close == '}';
+    x->at = skip_space(x->at + 1);
+    if (*x->at == close) {
+        x->at++;
+        return;
+    }
+    for (;;) {
+        if (is_object) {
+            if (*x->at != '"') syntax_fail(x, "expected a key in double quotes");
+            check_string(x);
+            x->at = skip_space(x->at);
+            if (*x->at != ':') syntax_fail(x, "expected a colon");
+            x->at = skip_space(x->at + 1);
+        }
+        check_value(x);
+        x->at = skip_space(x->at);
+        if (*x->at == close) break;
+        if (*x->at != ',') syntax_fail(x, is_object ? "expected , or }" : "expected , or ]");
+        x->at = skip_space(x->at + 1);
+    }
+    x->at++;
+}
+
+static void check_value(Syntax *x) {
+    static const char *const words[] = {"true", "false", "null"};
+    if (*x->at == '{' || *x->at == '[') {
+        if (++x->depth > CONFIG_DEPTH) syntax_fail(x, "brackets deeper than any key");
+        check_members(x, *x->at == '{' ? '}' : ']');
+        x->depth--;
+        return;
+    }
+    if (*x->at == '"') {
+        check_string(x);
+        return;
+    }
+    for (int i = 0; i < ARRAY_LEN(words); i++) {
+        size_t length = strlen(words[i]);
+        if (strncmp(x->at, words[i], length) != 0) continue;
+        x->at += length;
+        return;
+    }
+    if (*x->at != '-' && skip_digits(x->at) == x->at) syntax_fail(x, "expected a value");
+    check_number(x);
 }
 
 cJSON *config_json_parse(const char *file, char *text, size_t bytes) {
     if (strlen(text) != bytes) {
         fail_at(file, text, text + strlen(text), "a zero byte: this is not a text file");
     }
-    if (memcmp(text, "\xEF\xBB\xBF", bytes < 3 ? bytes : 3) == 0 && bytes >= 3) {
-        memset(text, ' ', 3);   // the byte order mark of some editors
-    }
-    prepare(file, text);
-    const char *begin = skip_space(text), *end = NULL;
-    if (*begin == '\0') die(EXIT_CONFIG, "config: %s is empty; expected a JSON object", file);
-    cJSON *json = cJSON_ParseWithLengthOpts(text, bytes + 1, &end, 1);
-    if (!json && *skip_space(end) == '\0') {
-        fail_at(file, text, end, "the text ends before the JSON does: a bracket is not closed");
-    }
-    if (!json) {
-        char what[128];
-        int shown = (int)min_i64((int64_t)strcspn(end, "\n"), 64);
-        snprintf(what, sizeof(what), "no JSON from here on: %.*s", shown, end);
-        fail_at(file, text, end, what);
-    }
-    if (!cJSON_IsObject(json)) fail_at(file, text, begin, "expected a JSON object in braces");
+    if (strncmp(text, "\xEF\xBB\xBF", 3) == 0) memset(text, ' ', 3);   // byte order mark
+    blank_comments(text);
+    Syntax x = {file, text, skip_space(text), 0};
+    if (*x.at == '\0') die(EXIT_CONFIG, "config: %s is empty; expected a JSON object", file);
+    if (*x.at != '{') syntax_fail(&x, "expected an object in braces");
+    check_value(&x);
+    x.at = skip_space(x.at);
+    if (*x.at) syntax_fail(&x, "expected nothing more");
+    const char *end = NULL;
+    cJSON *json = cJSON_ParseWithOpts(text, &end, 1);
+    // What is left: half a pair of \u escapes.
+    if (!json) fail_at(file, text, end, "no text in UTF-16 escapes");
     return json;
 }

@@ -137,24 +137,38 @@ static void set_pair(void *at, const ConfigKey *key, const cJSON *value, const W
     }
 }
 
+/* cJSON itself prints 15 digits, which are not always enough. */
+static cJSON *number_of_int(int64_t x) {
+    char text[32];
+    snprintf(text, sizeof(text), "%lld", (long long)x);
+    return cJSON_CreateRaw(text);
+}
+
 static cJSON *get_int(const void *at, const ConfigKey *key) {
     (void)key;
-    return cJSON_CreateNumber(*(const int *)at);
+    return number_of_int(*(const int *)at);
 }
 
 static cJSON *get_int64(const void *at, const ConfigKey *key) {
     (void)key;
-    return cJSON_CreateNumber((double)*(const int64_t *)at);
+    return number_of_int(*(const int64_t *)at);
 }
 
-/* The shortest decimal that is this float: 0.1, not 0.10000000149011612. */
+/* The shortest decimals that read back as the same value: 0.1, not 0.10000000149011612. */
+static cJSON *number_of_double(double x) {
+    char text[32];
+    int digits = 1;
+    do snprintf(text, sizeof(text), "%.*g", digits, x);
+    while (strtod(text, NULL) != x && ++digits <= 17);
+    return cJSON_CreateRaw(text);
+}
+
 static cJSON *number_of_float(float x) {
     char text[32];
-    for (int digits = 1; digits <= 9; digits++) {
-        snprintf(text, sizeof(text), "%.*g", digits, x);
-        if (strtof(text, NULL) == x) break;
-    }
-    return cJSON_CreateNumber(strtod(text, NULL));
+    int digits = 1;
+    do snprintf(text, sizeof(text), "%.*g", digits, x);
+    while ((float)strtod(text, NULL) != x && ++digits <= 9);
+    return cJSON_CreateRaw(text);
 }
 
 static cJSON *get_float(const void *at, const ConfigKey *key) {
@@ -164,12 +178,15 @@ static cJSON *get_float(const void *at, const ConfigKey *key) {
 
 static cJSON *get_double(const void *at, const ConfigKey *key) {
     (void)key;
-    return cJSON_CreateNumber(*(const double *)at);
+    return number_of_double(*(const double *)at);
 }
 
 static cJSON *get_pair(const void *at, const ConfigKey *key) {
+    (void)key;
     cJSON *list = cJSON_CreateArray();
-    for (int i = 0; i < 2; i++) cJSON_AddItemToArray(list, get_float((const float *)at + i, key));
+    for (int i = 0; i < 2; i++) {
+        cJSON_AddItemToArray(list, number_of_float(((const float *)at)[i]));
+    }
     return list;
 }
 
@@ -198,7 +215,7 @@ static void set_seed(void *at, const ConfigKey *key, const cJSON *value, const W
 static cJSON *get_seed(const void *at, const ConfigKey *key) {
     (void)key;
     uint64_t seed = *(const uint64_t *)at;
-    if ((double)seed < CONFIG_MAX_COUNT) return cJSON_CreateNumber((double)seed);
+    if ((double)seed < CONFIG_MAX_COUNT) return number_of_int((int64_t)seed);
     char text[32];
     snprintf(text, sizeof(text), "%llu", (unsigned long long)seed);
     return cJSON_CreateString(text);
@@ -331,7 +348,7 @@ static cJSON *get_sources(const void *at, const ConfigKey *key) {
     for (int i = 0; i < list->count; i++) {
         cJSON *source = cJSON_CreateObject();
         cJSON_AddStringToObject(source, "path", list->items[i].path);
-        cJSON_AddNumberToObject(source, "weight", list->items[i].weight);
+        cJSON_AddItemToObject(source, "weight", number_of_double(list->items[i].weight));
         cJSON_AddItemToArray(array, source);
     }
     return array;
