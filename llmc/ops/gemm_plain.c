@@ -30,12 +30,14 @@ static void pack(float *dst, const float *src, int64_t stride, int k_innermost, 
 static void multiply_tile(float sums[ROWS][COLS], const float *packed_a, const float *packed_b,
                           int64_t k_count) {
     float acc[ROWS][COLS] = {{0.0f}};
-    for (int64_t k = 0; k < k_count; k++)
-        for (int r = 0; r < ROWS; r++)
-            for (int j = 0; j < COLS; j++)
-                acc[r][j] += packed_a[k * ROWS + r] * packed_b[k * COLS + j];
-    for (int r = 0; r < ROWS; r++)
-        for (int j = 0; j < COLS; j++) sums[r][j] = acc[r][j];
+    for (int64_t k = 0; k < k_count; k++) {
+        for (int r = 0; r < ROWS; r++) {
+            float a = packed_a[k * ROWS + r];
+#pragma omp simd   // said aloud, because gcc else unrolls this loop instead of vectorising it
+            for (int j = 0; j < COLS; j++) acc[r][j] += a * packed_b[k * COLS + j];
+        }
+    }
+    memcpy(sums, acc, sizeof(acc));
 }
 
 /* c (m,n) = beta c; 0 overwrites whatever is there, NaN included. */
