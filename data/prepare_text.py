@@ -299,7 +299,9 @@ def split_of(args, sources):
 
 def prepare(args, out):
     # A tokenizer that cannot be loaded is told of before the text is read.
-    tokenizer = None if args.train_bpe else load_tokenizer(args.tokenizer or "byte", args.end_of_text)
+    tokenizer = None
+    if not args.train_bpe:
+        tokenizer = load_tokenizer(args.tokenizer or "byte", args.end_of_text)
     sources = scan_sources(args)
     text_bytes = sum(sum(source.sizes) for source in sources)
     split = split_of(args, sources)
