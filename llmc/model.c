@@ -135,7 +135,8 @@ typedef struct {
 } Widest;
 
 static Widest widest_of(Model *m) {
-    Widest w = {m->config.dim, m->config.dim, m->config.dim, 0};
+    const Param *head = &m->params.params[m->head];
+    Widest w = {m->config.dim, m->config.dim, m->config.dim, head->padded_rows * head->cols};
     for (int id = 0; id < model_num_linears(m); id++) {
         const Linear *l = model_linear(m, id);
         w.linear = max_i64(w.linear, max_i64(l->in, l->out));
