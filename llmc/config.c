@@ -13,16 +13,19 @@ typedef struct {
     const ConfigKey *key;   // NULL: precision.GEMM.OPERAND.FIELD
     const cJSON *value;     // of one of the parser's documents
     Where where;
-    int source;             // counts files and words; 0: defaults and preset
+    int source;   // counts files and words; 0: defaults and preset
 } Setting;
 
-typedef struct { Setting *items; int count; } SettingList;
+typedef struct {
+    Setting *items;
+    int count;
+} SettingList;
 
 /* A file that was read, or the value of a word. Settings point into it. */
 typedef struct {
     char *path, *real_path, *text;   // NULL for a word
     cJSON *json;
-    int open;                        // 1 while the files it extends are read
+    int open;   // 1 while the files it extends are read
 } Document;
 
 typedef struct {
@@ -31,8 +34,8 @@ typedef struct {
     int num_documents;
     // in this order they are applied
     SettingList extended, files, words;
-    int *set_by;        // [num_config_keys] source of each key's value
-    Rule *cells;        // of precision.GEMM.OPERAND.FIELD keys
+    int *set_by;                                    // [num_config_keys] source of each key's value
+    Rule *cells;                                    // of precision.GEMM.OPERAND.FIELD keys
     char (*cell_keys)[sizeof(((Where *)0)->key)];   // [num_cells]
     int num_cells;
 } Parser;

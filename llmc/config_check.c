@@ -7,6 +7,17 @@ arithmetic of steps and tokens. Single values were checked when they were set.
 
 #include "config_parts.h"
 
+/* "96 or 104": the multiples around a value that is none. */
+static const char *nearest_multiples(int64_t value, int64_t multiple, char *buffer, int size) {
+    int64_t below = value / multiple * multiple;
+    if (below > 0) {
+        snprintf(buffer, size, "%lld or %lld", (long long)below, (long long)(below + multiple));
+    } else {
+        snprintf(buffer, size, "%lld", (long long)multiple);
+    }
+    return buffer;
+}
+
 /* --- the model --- */
 
 static void finish_pattern(ModelConfig *m, int layers_given) {
@@ -26,13 +37,12 @@ static void finish_pattern(ModelConfig *m, int layers_given) {
 }
 
 static void finish_heads(ModelConfig *m) {
+    char nearest[64];
     if (m->head_dim == 0 && m->dim % m->heads != 0) {
-        int64_t below = m->dim / m->heads * m->heads;
         die(EXIT_CONFIG,
-            "config: model.dim is %d, not a multiple of model.heads %d; nearest: %lld or %lld, or "
-            "set model.head_dim",
-            m->dim, m->heads, (long long)(below ? below : m->heads),
-            (long long)(below + m->heads));
+            "config: model.dim is %d, not a multiple of model.heads %d; nearest: %s, or set "
+            "model.head_dim",
+            m->dim, m->heads, nearest_multiples(m->dim, m->heads, nearest, sizeof(nearest)));
     }
     if (m->head_dim == 0) m->head_dim = m->dim / m->heads;
     if (m->kv_heads == 0) m->kv_heads = m->heads;
@@ -41,8 +51,10 @@ static void finish_heads(ModelConfig *m) {
             m->kv_heads, m->heads);
     }
     if (m->pos == POS_ROPE && m->head_dim % 2 != 0) {
-        die(EXIT_CONFIG, "config: model.head_dim is %d; model.pos rope turns pairs, so it must be "
-            "even", m->head_dim);
+        die(EXIT_CONFIG,
+            "config: model.head_dim is %d; model.pos rope turns pairs, so it must be "
+            "even",
+            m->head_dim);
     }
 }
 
@@ -60,8 +72,7 @@ static void finish_ffn(ModelConfig *m) {
 /* --- the rest --- */
 
 static void check_precision(const Config *c) {
-    int recipe_is_f32 =
-        c->precision.recipe->plan.cell[GEMM_FPROP][SIDE_A].format == FORMAT_F32;
+    int recipe_is_f32 = c->precision.recipe->plan.cell[GEMM_FPROP][SIDE_A].format == FORMAT_F32;
     if (recipe_is_f32 != (c->model.dtype == DT_F32)) {
         die(EXIT_CONFIG,
             "config: precision.recipe is %s and model.dtype is %s; f32 goes with f32 only, set "
@@ -120,12 +131,12 @@ int config_accumulation(const Config *c, int world_size) {
     int64_t total = c->batch.total_tokens;
     if (total == 0) return 1;
     if (total % micro_step != 0) {
-        int64_t below = total / micro_step * micro_step;
+        char nearest[64];
         die(EXIT_CONFIG,
             "config: batch.total_tokens is %lld, not a multiple of batch.micro %d x batch.seq_len "
-            "%d x %d ranks = %lld; nearest: %lld or %lld",
+            "%d x %d ranks = %lld; nearest: %s",
             (long long)total, c->batch.micro, c->batch.seq_len, world_size, (long long)micro_step,
-            (long long)(below ? below : micro_step), (long long)(below + micro_step));
+            nearest_multiples(total, micro_step, nearest, sizeof(nearest)));
     }
     if (total / micro_step > INT32_MAX) {
         die(EXIT_CONFIG, "config: batch.total_tokens is %lld, more than 2^31 micro-steps of %lld",
@@ -148,11 +159,13 @@ int64_t config_steps(const Config *c, int world_size, int64_t epoch_sequences) {
     }
     if (steps == 0) {
         die(EXIT_CONFIG, "config: how long to train is not given; set one of train.steps, "
-            "train.tokens, train.epochs");
+                         "train.tokens, train.epochs");
     }
     if (c->sched.warmup_steps >= steps) {
-        die(EXIT_CONFIG, "config: sched.warmup_steps is %lld; legal: less than the %lld steps of "
-            "the run", (long long)c->sched.warmup_steps, (long long)steps);
+        die(EXIT_CONFIG,
+            "config: sched.warmup_steps is %lld; legal: less than the %lld steps of "
+            "the run",
+            (long long)c->sched.warmup_steps, (long long)steps);
     }
     return steps;
 }

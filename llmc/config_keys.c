@@ -23,9 +23,9 @@ enum { MAX_DIM = 1 << 17, MAX_LAYERS = 512, MAX_BATCH = 1 << 16, MAX_SEQ_LEN = 1
     .bytes = sizeof(((Config *)0)->member)
 #define KEY(kind, member) NAMED(kind, #member, member)
 /* Texts of a table of strings, or of one whose rows have a name. */
-#define CHOICES(table) \
+#define CHOICES(table)                                                                             \
     .names = table, .name_stride = sizeof(table[0]), .num_names = ARRAY_LEN(table)
-#define CHOICES_OF(table, count) \
+#define CHOICES_OF(table, count)                                                                   \
     .names = &table[0].name, .name_stride = sizeof(table[0]), .num_names = count
 
 // clang-format off

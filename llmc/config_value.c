@@ -69,9 +69,7 @@ const char *config_legal(const ConfigKey *key, char *buffer, int size) {
     case KIND_PAIR:
         snprintf(buffer, size, "[a, b], each %s", range_text(key, range, sizeof(range)));
         return buffer;
-    case KIND_STRING:
-        snprintf(buffer, size, "up to %d bytes", (int)key->bytes - 1);
-        return buffer;
+    case KIND_STRING: snprintf(buffer, size, "up to %d bytes", (int)key->bytes - 1); return buffer;
     case KIND_BOOL: snprintf(buffer, size, "true, false"); return buffer;
     case KIND_SEED:
         snprintf(buffer, size, "0 to 2^53 - 1, or a string of digits below 2^64");

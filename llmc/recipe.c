@@ -210,7 +210,8 @@ const char *rule_get(const Rule *rule, const char *key) {
         const OperandField *field = &operand_fields[i];
         if (strcmp(key, field->key) != 0 || !(rule->set >> i & 1u)) continue;
         for (int c = 0; c < ARRAY_LEN(field->choices) && field->choices[c].text; c++) {
-            if (field->choices[c].value == *operand_field(&fields, i)) return field->choices[c].text;
+            if (field->choices[c].value == *operand_field(&fields, i))
+                return field->choices[c].text;
         }
     }
     return NULL;
@@ -284,10 +285,30 @@ LinearPlan recipe_resolve(const Recipe *base, const Rule *rules, int num_rules,
 
 static const char *size_message(const char *what, int64_t size, int multiple, const char *why) {
     int64_t below = size / multiple * multiple, above = below + multiple;
+    int at = snprintf(message, sizeof(message),
+                      "%s is %lld, but %s must be a multiple of %d; "
+                      "nearest: ",
+                      what, (long long)size, why, multiple);
+    if (below > 0) {
+        at += snprintf(message + at, sizeof(message) - at, "%lld or ", (long long)below);
+    }
+    snprintf(message + at, sizeof(message) - at, "%lld", (long long)above);
+    return message;
+}
+
+/* Codes that are taken over from fprop.w are what that cell made: dgrad.w may not claim otherwise,
+   and a Hadamard transform would run along the other axis. */
+static const char *transposed_error(const LinearPlan *plan, GemmKind g, Side s) {
+    const Operand *w = &plan->cell[GEMM_FPROP][SIDE_B];
+    Operand o = plan->cell[g][s];
+    o.source = w->source;
+    int is_dgrad_w = g == GEMM_DGRAD && s == SIDE_B;
+    if (is_dgrad_w && w->tile == TILE_SQUARE && w->hadamard == 0 && memcmp(&o, w, sizeof(o)) == 0)
+        return NULL;
     snprintf(message, sizeof(message),
-             "%s is %lld, but %s must be a multiple of %d; nearest: %lld or %lld", what,
-             (long long)size, why, multiple, (long long)(below > 0 ? below : above),
-             (long long)above);
+             "%s.%s: source transposed is for dgrad.w alone, equal to fprop.w in all other fields, "
+             "in square tiles without Hadamard; set source to tensor",
+             gemm_names[g], operand_names[g][s]);
     return message;
 }
 
@@ -295,17 +316,7 @@ static const char *cell_error(const LinearPlan *plan, GemmKind g, Side s) {
     const Operand *o = &plan->cell[g][s];
     const char *gemm = gemm_names[g], *operand = operand_names[g][s];
     if (!format_is_quantized(o->format)) return NULL;
-    if (o->source == SOURCE_TRANSPOSED) {
-        const Operand *w = &plan->cell[GEMM_FPROP][SIDE_B];
-        int is_dgrad_w = g == GEMM_DGRAD && s == SIDE_B;
-        if (is_dgrad_w && w->format == o->format && w->tile == TILE_SQUARE && w->hadamard == 0)
-            return NULL;
-        snprintf(message, sizeof(message),
-                 "%s.%s: source transposed needs the square tiles of fprop.w in the same "
-                 "format without Hadamard; set source to tensor",
-                 gemm, operand);
-        return message;
-    }
+    if (o->source == SOURCE_TRANSPOSED) return transposed_error(plan, g, s);
     if (o->tile == TILE_SQUARE && (o->hadamard || strcmp(operand, "w") != 0)) {
         snprintf(message, sizeof(message), "%s.%s: square tiles are for weights without Hadamard",
                  gemm, operand);

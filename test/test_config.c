@@ -148,8 +148,9 @@ CASE(words_of_every_kind) {
 CASE(precedence) {
     char *first = write_file("first.json", "{\"extends\": \"base.json\", \"model\": {\"dim\": 192},"
                                            " \"optim\": {\"eps\": 1e-3}}");
-    char *second = write_file("second.json", "{\"model\": {\"preset\": \"llama-30m\", \"heads\": 3},"
-                                             " \"optim\": {\"eps\": 1e-4}}");
+    char *second =
+        write_file("second.json", "{\"model\": {\"preset\": \"llama-30m\", \"heads\": 3},"
+                                  " \"optim\": {\"eps\": 1e-4}}");
     write_file("base.json", "{\"model.dim\": 128, \"model.layers\": 2, \"optim.eps\": 1e-2,"
                             " \"threads\": 7}");
     char *args[] = {"model.heads=6", first, second, "threads=3", "threads=4"};
@@ -347,7 +348,8 @@ static const BadFile bad_files[] = {
     {"{\"lr\": 1}", "c.json:1:2: key \"lr\" is unknown; did you mean \"optim.lr\"?"},
     {"{\"modle\": {\"dim\": 1}}", "c.json:1:2: key \"modle\" is unknown"},
     {"{\"zzzzzzzzzz\": 1}", "key \"zzzzzzzzzz\" is unknown; `help` lists all keys"},
-    {"{\"precision\": {\"wgrad\": {\"w\": {\"hadamard\": 0}}}}", "\"precision.wgrad.w\" is unknown"},
+    {"{\"precision\": {\"wgrad\": {\"w\": {\"hadamard\": 0}}}}",
+     "\"precision.wgrad.w\" is unknown"},
     {"{\"precision.fprop.x.hadamrd\": 0}", "\"precision.fprop.x.hadamrd\" is unknown"},
     {"{\"model\": 3}", "c.json:1:2: key \"model\" is a group of keys, expected an object"},
     {"{\"\": 1}", "c.json:1:2: key \"\" is unknown"},
@@ -378,7 +380,8 @@ static const BadFile bad_files[] = {
     {"{\"data.train\": [{\"path\": \"a\", \"weight\": 0}]}",
      "key \"data.train[0].weight\" must be a number above 0"},
     {"{\"data.train\": [{\"path\": \"a\", \"wieght\": 1}]}",
-     "c.json:1:31: key \"data.train[0].wieght\" is unknown; an entry of data.train has \"path\" and"},
+     "c.json:1:31: key \"data.train[0].wieght\" is unknown; an entry of data.train has \"path\" "
+     "and"},
     {"{\"precision.rules\": {}}", "is an object, expected a list"},
     {"{\"precision.rules\": [3]}", "key \"precision.rules[0]\" is a number, expected an object"},
     {"{\"precision.rules\": [{\"layer\": \"*\"}]}",
@@ -419,7 +422,8 @@ static const BadFile bad_files[] = {
     {"{\"data.train\": [", "c.json:1:17: the text ends before the JSON does"},
     {"{\"log.dir\": \"a\n}", "c.json:1:13: this string is not closed in its line"},
     {"{\"log.dir\": \"a\\", "c.json:1:13: this string is not closed in its line"},
-    {"{\"log.dir\": \"a\\u0000b\"}", "c.json:1:15: a string cannot hold a zero byte here: \\u0000b\"}"},
+    {"{\"log.dir\": \"a\\u0000b\"}",
+     "c.json:1:15: a string cannot hold a zero byte here: \\u0000b\"}"},
     {"{\"log.dir\": \"\\q\"}", "c.json:1:14: no escape of JSON here: \\q\"}"},
     {"{\"log.dir\": \"\\uD800\"}", "no text in UTF-16 escapes"},
     {"{\"threads\": 1} x", "c.json:1:16: expected nothing more here: x"},
@@ -434,7 +438,8 @@ static const BadFile bad_files[] = {
     {"{\"threads\": 1e}", "c.json:1:13: no number of JSON here: 1e}"},
     {"{\"threads\": -}", "c.json:1:13: no number of JSON here: -}"},
     {"{\"threads\": truer}", "c.json:1:17: expected , or } here: r}"},
-    {"{\"a\":{\"a\":{\"a\":{\"a\":{\"a\":{\"a\":{\"a\":{\"a\":{\"a\":{\"a\":{", "deeper than any key"},
+    {"{\"a\":{\"a\":{\"a\":{\"a\":{\"a\":{\"a\":{\"a\":{\"a\":{\"a\":{\"a\":{",
+     "deeper than any key"},
     // files
     {"{\"extends\": \"no.json\"}", "no.json\": No such file or directory"},
     {"{\"extends\": 3}", "c.json:1:2: key \"extends\" must be a path or a list of paths"},
@@ -475,8 +480,9 @@ CASE(bad_bytes) {
     args[0] = (char *)test_temp_dir();
     EXPECT_DIES(EXIT_CONFIG, "is a directory; expected a JSON file", config_parse(&c, 1, args));
     args[0] = "test.json.missing";
-    EXPECT_DIES(EXIT_CONFIG, "\"test.json.missing\": No such file or directory; what has no = in it "
-                             "is the path of a JSON file",
+    EXPECT_DIES(EXIT_CONFIG,
+                "\"test.json.missing\": No such file or directory; what has no = in it "
+                "is the path of a JSON file",
                 config_parse(&c, 1, args));
 }
 
@@ -495,8 +501,9 @@ typedef struct {
 } BadWords;
 
 static const BadWords bad_words[] = {
-    {{"optim.lrr=1"}, "config: command line: key \"optim.lrr\" is unknown; did you mean "
-                      "\"optim.lr\"?"},
+    {{"optim.lrr=1"},
+     "config: command line: key \"optim.lrr\" is unknown; did you mean "
+     "\"optim.lr\"?"},
     {{"extends=a.json"}, "command line: key \"extends\" is unknown"},
     {{"model=3"}, "command line: key \"model\" is a group of keys; see `help model`"},
     {{"=3"}, "cannot open \"=3\""},
@@ -513,10 +520,12 @@ static const BadWords bad_words[] = {
     {{"precision.rules=[{\"gemm\":\"fprop\"}"}, "key \"precision.rules\" is not JSON"},
     {{"precision.rules=[{\"gemm\":\"fprop\",\"gemm\":\"dgrad\"}]"},
      "command line: key \"precision.rules[0].gemm\" is given twice"},
-    {{"precision.rules=[{\"gemm\":\"prop\"}]"}, "\"prop\" is not a GEMM; legal: fprop, dgrad, wgrad"},
+    {{"precision.rules=[{\"gemm\":\"prop\"}]"},
+     "\"prop\" is not a GEMM; legal: fprop, dgrad, wgrad"},
     {{"precision.rules=[{\"operand\":\"dx\"}]"}, "\"dx\" is not an operand; legal: x, w, dy, *"},
     {{"precision.rules=[{\"layers\":\"\"}]"}, "a layer pattern has 1 to 95 characters"},
-    {{"precision.wgrad.x.hadamard=8"}, "command line: key \"precision.wgrad.x.hadamard\" is refused"},
+    {{"precision.wgrad.x.hadamard=8"},
+     "command line: key \"precision.wgrad.x.hadamard\" is refused"},
     {{"seed=12a"}, "key \"seed\" is \"12a\"; legal: 0 to 2^53 - 1"},
     {{"data.train=[3]"}, "key \"data.train[0]\" is a number, expected a path or glob"},
     {{"train.steps=1", "train.steps"}, "cannot open \"train.steps\""},

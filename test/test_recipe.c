@@ -1,0 +1,409 @@
+/*
+test_recipe -- precision as data: what the recipes' cells are, which linears a rule reaches, that
+the last match wins, every refusal with its message, and the plans and parameter counts of whole
+models.
+*/
+#include "common.h"
+#include "config.h"
+#include "model.h"
+#include "plan.h"
+#include "recipe.h"
+#include "test.h"
+
+static Rule rule_of(int num_pairs, const char *const pairs[][2]) {
+    Rule rule = rule_default();
+    for (int i = 0; i < num_pairs; i++) {
+        const char *error = rule_set(&rule, pairs[i][0], pairs[i][1]);
+        EXPECT(error == NULL, "%s = %s: %s", pairs[i][0], pairs[i][1], error);
+    }
+    return rule;
+}
+
+static LinearPlan resolve(const char *recipe, int num_rules, const Rule *rules, const char *name) {
+    return recipe_resolve(recipe_find(recipe), rules, num_rules, name);
+}
+
+/* --- the tables --- */
+
+CASE(cells_of_the_recipes) {
+    static const struct {
+        const char *recipe, *cells[NUM_GEMMS][NUM_SIDES];
+    } want[] = {
+        {"f32", {{"f32", "f32"}, {"f32", "f32"}, {"f32", "f32"}}},
+        {"bf16", {{"bf16", "bf16"}, {"bf16", "bf16"}, {"bf16", "bf16"}}},
+        // arXiv:2509.25149 section 4: rounding of dY alone is stochastic, the transform is wgrad's
+        {"nvfp4",
+         {{"nvfp4 1x16", "nvfp4 16x16"},
+          {"nvfp4 1x16 sr8", "nvfp4 16x16T"},
+          {"nvfp4 1x16 rht16 sr8", "nvfp4 1x16 rht16"}}},
+    };
+    EXPECT_EQ_I64(num_recipes, ARRAY_LEN(want));
+    for (int i = 0; i < ARRAY_LEN(want); i++) {
+        const Recipe *recipe = recipe_find(want[i].recipe);
+        REQUIRE(recipe != NULL, "%s", want[i].recipe);
+        const char *error = recipe_error(&recipe->plan, 64, 96, 32);
+        EXPECT(error == NULL, "%s: %s", want[i].recipe, error);
+        for (int g = 0; g < NUM_GEMMS; g++) {
+            for (int s = 0; s < NUM_SIDES; s++) {
+                char text[64];
+                operand_describe(&recipe->plan.cell[g][s], text, sizeof(text));
+                EXPECT(strcmp(text, want[i].cells[g][s]) == 0, "%s %s.%s: %s", want[i].recipe,
+                       gemm_names[g], operand_names[g][s], text);
+            }
+        }
+    }
+    EXPECT(recipe_find("fp4") == NULL);
+}
+
+CASE(formats_are_what_their_name_says) {
+    const Format *f = &formats[FORMAT_NVFP4];
+    EXPECT_EQ_I64(f->elem, DT_E2M1);
+    EXPECT_EQ_I64(f->scale, DT_E4M3);
+    EXPECT_EQ_I64(f->block, 16);
+    EXPECT_EQ_I64(f->tensor_scale, 1);
+    EXPECT(f->elem_max == E2M1_MAX && f->scale_max == E4M3_MAX);
+    EXPECT(!format_is_quantized(FORMAT_F32) && !format_is_quantized(FORMAT_BF16));
+}
+
+CASE(describe_tells_every_field) {
+    static const char *const pairs[][2] = {
+        {"rounding", "stochastic"}, {"dither_bits", "24"}, {"hadamard", "16"},  {"signs", "none"},
+        {"headroom", "1"},          {"top_scale", "256"},  {"arithmetic", "1"},
+    };
+    Rule rule = rule_of(ARRAY_LEN(pairs), pairs);
+    LinearPlan plan = resolve("nvfp4", 1, &rule, "blocks.0.mlp.up");
+    char text[64];
+    operand_describe(&plan.cell[GEMM_FPROP][SIDE_A], text, sizeof(text));
+    EXPECT(strcmp(text, "nvfp4 1x16 ht16 sr24 headroom top256 v1") == 0, "%s", text);
+}
+
+/* --- rules --- */
+
+CASE(patterns) {
+    static const struct {
+        const char *pattern, *name;
+        int matches;
+    } cases[] = {
+        {"*", "blocks.3.attn.qkv", 1},
+        {"blocks.3.attn.qkv", "blocks.3.attn.qkv", 1},
+        {"blocks.3.attn.qkv", "blocks.3.attn.proj", 0},
+        {"blocks.3.*", "blocks.3.mlp.up", 1},
+        {"blocks.3.*", "blocks.30.mlp.up", 0},
+        {"blocks.3", "blocks.3.mlp.up", 0},
+        {"blocks.3.mlp.up.x", "blocks.3.mlp.up", 0},
+        {"blocks.10-11.*", "blocks.9.mlp.up", 0},
+        {"blocks.10-11.*", "blocks.10.mlp.up", 1},
+        {"blocks.10-11.*", "blocks.11.mlp.up", 1},
+        {"blocks.10-11.*", "blocks.12.mlp.up", 0},
+        {"blocks.10-11.*", "blocks.1.mlp.up", 0},
+        {"*.attn.qkv", "blocks.7.attn.qkv", 1},
+        {"*.attn.*", "blocks.7.attn.proj", 1},
+        {"*.attn.*", "blocks.7.mlp.up", 0},
+        {"blocks.*.mlp.down", "blocks.7.mlp.down", 1},
+        {"blocks.*.mlp.down", "blocks.7.mlp.up", 0},
+        {"*.up", "blocks.7.mlp.up", 1},
+        {"*.u", "blocks.7.mlp.up", 0},
+    };
+    for (int i = 0; i < ARRAY_LEN(cases); i++) {
+        const char *const pair[][2] = {{"layers", cases[i].pattern}};
+        Rule rule = rule_of(1, pair);
+        EXPECT_EQ_I64(rule_matches(&rule, cases[i].name), cases[i].matches, "%s on %s",
+                      cases[i].pattern, cases[i].name);
+    }
+}
+
+CASE(the_last_match_wins) {
+    static const char *const bf16[][2] = {{"layers", "blocks.0-3.*"}, {"recipe", "bf16"}};
+    static const char *const back[][2] = {{"layers", "blocks.2.*"}, {"recipe", "nvfp4"}};
+    static const char *const wgrad[][2] = {
+        {"gemm", "wgrad"}, {"operand", "dy"}, {"rounding", "nearest"}};
+    Rule rules[] = {rule_of(2, bf16), rule_of(2, back), rule_of(3, wgrad)};
+    LinearPlan in_bf16 = resolve("nvfp4", 3, rules, "blocks.1.mlp.up");
+    for (int g = 0; g < NUM_GEMMS; g++) {
+        for (int s = 0; s < NUM_SIDES; s++)
+            EXPECT_EQ_I64(in_bf16.cell[g][s].format, FORMAT_BF16, "%s", gemm_names[g]);
+    }
+    LinearPlan taken_back = resolve("nvfp4", 3, rules, "blocks.2.mlp.up");
+    LinearPlan untouched = resolve("nvfp4", 3, rules, "blocks.9.mlp.up");
+    EXPECT_BITS(&taken_back, &untouched, sizeof(untouched));
+    const LinearPlan *base = &recipe_find("nvfp4")->plan;
+    EXPECT_EQ_I64(untouched.cell[GEMM_WGRAD][SIDE_A].rounding, ROUND_NEAREST);
+    EXPECT_EQ_I64(untouched.cell[GEMM_WGRAD][SIDE_A].hadamard, 16, "other fields stay");
+    EXPECT_EQ_I64(untouched.cell[GEMM_DGRAD][SIDE_A].rounding, ROUND_STOCHASTIC, "so does dgrad");
+    EXPECT_BITS(untouched.cell[GEMM_FPROP], base->cell[GEMM_FPROP], sizeof(base->cell[0]));
+    Rule reversed[] = {rules[1], rules[0]};
+    LinearPlan plan = resolve("nvfp4", 2, reversed, "blocks.2.mlp.up");
+    EXPECT_EQ_I64(plan.cell[GEMM_FPROP][SIDE_A].format, FORMAT_BF16);
+}
+
+/* "recipe" comes before single fields, in whatever order they are given. */
+CASE(fields_go_over_the_recipe_of_a_rule) {
+    static const char *const pairs[][2] = {
+        {"rounding", "stochastic"}, {"operand", "x"}, {"recipe", "nvfp4"}};
+    Rule rule = rule_of(3, pairs);
+    LinearPlan plan = resolve("bf16", 1, &rule, "blocks.0.attn.qkv");
+    EXPECT_EQ_I64(plan.cell[GEMM_FPROP][SIDE_A].format, FORMAT_NVFP4);
+    EXPECT_EQ_I64(plan.cell[GEMM_FPROP][SIDE_A].rounding, ROUND_STOCHASTIC);
+    EXPECT_EQ_I64(plan.cell[GEMM_WGRAD][SIDE_B].hadamard, 16);
+    EXPECT_EQ_I64(plan.cell[GEMM_FPROP][SIDE_B].format, FORMAT_BF16);
+    EXPECT_EQ_I64(plan.cell[GEMM_WGRAD][SIDE_A].format, FORMAT_BF16);
+}
+
+CASE(rules_refuse_what_they_do_not_know) {
+    static const char *const refused[][3] = {
+        {"layer", "*",
+         "\"layer\" is not a key of a precision rule; legal: layers, gemm, operand, "
+         "recipe, format, tile, hadamard, signs, rounding, dither_bits, source, "
+         "headroom, top_scale, arithmetic"},
+        {"layers", "", "a layer pattern has 1 to 95 characters"},
+        {"gemm", "bgrad", "\"bgrad\" is not a GEMM; legal: fprop, dgrad, wgrad, *"},
+        {"operand", "y", "\"y\" is not an operand; legal: x, w, dy, *"},
+        {"recipe", "fp8", "\"fp8\" is not a recipe; legal: f32, bf16, nvfp4"},
+        {"format", "mxfp4", "\"mxfp4\" is not a value of \"format\"; legal: f32, bf16, nvfp4"},
+        {"tile", "1x16", "legal: row, square"},
+        {"hadamard", "32", "\"32\" is not a value of \"hadamard\"; legal: 0, 16"},
+        {"signs", "random", "legal: fixed, none"},
+        {"rounding", "up", "legal: nearest, stochastic"},
+        {"dither_bits", "4", "legal: 8, 16, 24"},
+        {"source", "fprop", "legal: tensor, transposed"},
+        {"headroom", "2", "legal: 0, 1"},
+        {"top_scale", "240", "legal: 448, 256"},
+        {"arithmetic", "3", "legal: 2, 1"},
+    };
+    for (int i = 0; i < ARRAY_LEN(refused); i++) {
+        Rule rule = rule_default(), before = rule;
+        const char *error = rule_set(&rule, refused[i][0], refused[i][1]);
+        EXPECT(error && strstr(error, refused[i][2]), "%s = %s: %s", refused[i][0], refused[i][1],
+               error ? error : "taken");
+        if (strcmp(refused[i][0], "recipe") == 0) continue;
+        EXPECT_BITS(&rule, &before, sizeof(rule), "%s", refused[i][0]);
+    }
+    char pattern[128];
+    memset(pattern, 'a', sizeof(pattern) - 1);
+    pattern[sizeof(pattern) - 1] = '\0';
+    Rule rule = rule_default();
+    EXPECT(rule_set(&rule, "layers", pattern) != NULL);
+}
+
+CASE(rules_say_what_they_were_told) {
+    static const char *const pairs[][2] = {
+        {"layers", "*.mlp.*"},   {"gemm", "wgrad"},     {"operand", "dy"},    {"recipe", "bf16"},
+        {"format", "nvfp4"},     {"tile", "row"},       {"hadamard", "0"},    {"signs", "fixed"},
+        {"rounding", "nearest"}, {"dither_bits", "16"}, {"source", "tensor"}, {"headroom", "1"},
+        {"top_scale", "256"},    {"arithmetic", "1"},
+    };
+    Rule rule = rule_of(ARRAY_LEN(pairs), pairs), plain = rule_default();
+    for (int i = 0; i < ARRAY_LEN(pairs); i++) {
+        EXPECT(strcmp(rule_key(i), pairs[i][0]) == 0, "%s", rule_key(i));
+        const char *text = rule_get(&rule, pairs[i][0]);
+        EXPECT(text && strcmp(text, pairs[i][1]) == 0, "%s: %s", pairs[i][0], text);
+        if (i > 0) EXPECT(rule_get(&plain, pairs[i][0]) == NULL, "%s", pairs[i][0]);
+    }
+    EXPECT(rule_key(ARRAY_LEN(pairs)) == NULL);
+    EXPECT(strcmp(rule_get(&plain, "layers"), "*") == 0);
+}
+
+/* --- refusals --- */
+
+typedef struct {
+    const char *recipe;
+    int in, out, tokens;
+    const char *message;
+    const char *cells[3][4];   // {gemm, operand, key, value}: changes to the recipe
+} Refusal;
+
+#define HADAMARD   "wgrad: the Hadamard transform must be the same on both operands (size "
+#define TRANSPOSED "source transposed is for dgrad.w alone, equal to fprop.w in all other fields"
+// clang-format off
+static const Refusal refusals[] = {
+    {"nvfp4", 48, 64, 64, "in-features is 48, but a quantised linear's in-features must be a "
+                          "multiple of 32; nearest: 32 or 64", {{0}}},
+    {"nvfp4", 16, 64, 64, "must be a multiple of 32; nearest: 32", {{0}}},
+    {"nvfp4", 64, 100, 64, "out-features is 100, but a quantised linear's out-features must be a "
+                           "multiple of 32; nearest: 96 or 128", {{0}}},
+    {"nvfp4", 64, 64, 40, "batch.micro x batch.seq_len is 40, but tokens per micro-step must be a "
+                          "multiple of 32; nearest: 32 or 64", {{0}}},
+    {"nvfp4", 64, 64, 64, HADAMARD "16 and 0)", {{"wgrad", "x", "hadamard", "0"}}},
+    {"nvfp4", 64, 64, 64, HADAMARD "16 and 16)", {{"wgrad", "x", "signs", "none"}}},
+    {"nvfp4", 64, 64, 64, HADAMARD "0 and 16)", {{"wgrad", "dy", "format", "bf16"}}},
+    {"nvfp4", 64, 64, 64, "dgrad: one operand is f32 and the other is not",
+     {{"dgrad", "dy", "format", "f32"}}},
+    {"bf16", 64, 64, 64, "fprop: one operand is f32 and the other is not",
+     {{"fprop", "w", "format", "f32"}}},
+    {"nvfp4", 64, 64, 64, "fprop.x: square tiles are for weights",
+     {{"fprop", "x", "tile", "square"}}},
+    {"nvfp4", 64, 64, 64, "wgrad.dy: square tiles are for weights",
+     {{"wgrad", "dy", "tile", "square"}}},
+    {"nvfp4", 64, 64, 64, "dgrad.w: square tiles are for weights without Hadamard",
+     {{"dgrad", "w", "source", "tensor"}, {"dgrad", "*", "hadamard", "16"}}},
+    {"nvfp4", 64, 64, 64, "fprop.w: " TRANSPOSED, {{"fprop", "w", "source", "transposed"}}},
+    {"nvfp4", 64, 64, 64, "wgrad.x: " TRANSPOSED, {{"wgrad", "x", "source", "transposed"}}},
+    {"nvfp4", 64, 64, 64, "dgrad.w: " TRANSPOSED, {{"fprop", "w", "tile", "row"}}},
+    {"nvfp4", 64, 64, 64, "dgrad.w: " TRANSPOSED, {{"fprop", "w", "format", "bf16"}}},
+    {"nvfp4", 64, 64, 64, "dgrad.w: " TRANSPOSED, {{"dgrad", "*", "hadamard", "16"}}},
+    {"nvfp4", 64, 64, 64, "dgrad.w: " TRANSPOSED, {{"dgrad", "w", "rounding", "stochastic"}}},
+};
+// clang-format on
+
+static const char *refusal_of(const Refusal *r, LinearPlan *plan) {
+    Rule rules[3];
+    int count = 0;
+    for (; count < ARRAY_LEN(rules) && r->cells[count][0]; count++) {
+        const char *const pairs[][2] = {{"gemm", r->cells[count][0]},
+                                        {"operand", r->cells[count][1]},
+                                        {r->cells[count][2], r->cells[count][3]}};
+        rules[count] = rule_of(3, pairs);
+    }
+    *plan = resolve(r->recipe, count, rules, "blocks.0.mlp.up");
+    return recipe_error(plan, r->in, r->out, r->tokens);
+}
+
+CASE(every_refusal) {
+    for (int i = 0; i < ARRAY_LEN(refusals); i++) {
+        LinearPlan plan;
+        const char *error = refusal_of(&refusals[i], &plan);
+        EXPECT(error && strstr(error, refusals[i].message), "row %d: %s", i,
+               error ? error : "accepted");
+    }
+}
+
+CASE(what_is_allowed) {
+    // clang-format off
+    static const Refusal allowed[] = {
+        {"bf16", 7, 5, 3, NULL, {{0}}},   // no blocks, no multiples
+        {"nvfp4", 32, 96, 32, NULL, {{0}}},
+        {"nvfp4", 64, 64, 64, NULL, {{"wgrad", "*", "hadamard", "0"}}},
+        {"nvfp4", 64, 64, 64, NULL, {{"dgrad", "w", "source", "tensor"},
+                                     {"fprop", "w", "tile", "row"}}},
+        {"nvfp4", 64, 64, 64, NULL, {{"fprop", "x", "format", "bf16"}}},
+        {"nvfp4", 64, 64, 64, NULL, {{"*", "w", "arithmetic", "1"}}},
+    };
+    // clang-format on
+    for (int i = 0; i < ARRAY_LEN(allowed); i++) {
+        LinearPlan plan;
+        const char *error = refusal_of(&allowed[i], &plan);
+        EXPECT(error == NULL, "row %d: %s", i, error);
+    }
+}
+
+/* --- whole models --- */
+
+static void declare(Config *c, Model *m, int num_args, char **args) {
+    config_parse(c, num_args, args);
+    model_declare(m, c);
+}
+
+static void end(Config *c, Model *m) {
+    model_free(m);
+    config_free(c);
+}
+
+/* Blocks 2 to 17 of 20, 4 linears each, 3 GEMMs each; everything else in BF16. */
+CASE(plan_of_20_blocks_with_2_and_2_kept) {
+    char *args[] = {"model.layers=20",
+                    "model.dim=64",
+                    "model.heads=2",
+                    "model.vocab=64",
+                    "batch.seq_len=32",
+                    "precision.recipe=nvfp4",
+                    "precision.keep_bf16.first=2",
+                    "precision.keep_bf16.last=2"};
+    Config c;
+    Model m;
+    declare(&c, &m, ARRAY_LEN(args), args);
+    EXPECT_EQ_I64(plan_quantized_gemms(&m), 16 * 4 * 3);
+    EXPECT_EQ_I64(model_num_linears(&m), 20 * 4);
+    static const char *const linears[] = {"attn.qkv", "attn.proj", "mlp.up", "mlp.down"};
+    for (int id = 0; id < model_num_linears(&m); id++) {
+        const Linear *l = model_linear(&m, id);
+        int block = id / 4;
+        char name[64];
+        snprintf(name, sizeof(name), "blocks.%d.%s", block, linears[id % 4]);
+        EXPECT(strcmp(l->name, name) == 0, "%s is %s", name, l->name);
+        int kept = block < 2 || block >= 18;
+        EXPECT_BITS(&l->plan, &recipe_find(kept ? "bf16" : "nvfp4")->plan, sizeof(LinearPlan), "%s",
+                    l->name);
+    }
+    char *text = plan_precision_text(&m, 0);
+    EXPECT(strstr(text, "blocks.2.attn.qkv          fprop  x  nvfp4 1x16"), "%s", text);
+    EXPECT(strstr(text, "GEMMs with quantised operands: 192 of 240 a micro-step"), "%s", text);
+    int lines = 0;
+    for (const char *s = text; (s = strstr(s, "emulated\n")) != NULL; s++) lines++;
+    EXPECT_EQ_I64(lines, 192, "lines that say emulated");
+    free(text);
+    end(&c, &m);
+}
+
+/* The recipe's own share of the last blocks, at least one; and a rule that takes it back. */
+CASE(blocks_kept_by_the_recipe) {
+    static const struct {
+        const char *layers;
+        int quantized;
+    } cases[] = {{"model.layers=1", 0},
+                 {"model.layers=4", 3},
+                 {"model.layers=12", 10},
+                 {"model.layers=20", 17}};
+    for (int i = 0; i < ARRAY_LEN(cases); i++) {
+        char *args[] = {(char *)cases[i].layers,
+                        "model.dim=32",
+                        "model.heads=2",
+                        "model.vocab=8",
+                        "batch.seq_len=8",
+                        "precision.recipe=nvfp4",
+                        "precision.rules=[{\"layers\":\"*.attn.*\",\"recipe\":\"nvfp4\"}]"};
+        Config c;
+        Model m;
+        declare(&c, &m, 6, args);
+        EXPECT_EQ_I64(plan_quantized_gemms(&m), cases[i].quantized * 12, "%s", cases[i].layers);
+        int layers = m.config.layers;
+        end(&c, &m);
+        declare(&c, &m, 7, args);
+        EXPECT_EQ_I64(plan_quantized_gemms(&m), cases[i].quantized * 6 + layers * 6,
+                      "%s, attention", cases[i].layers);
+        end(&c, &m);
+    }
+}
+
+CASE(models_refuse_by_the_name_of_the_linear) {
+    char *args[] = {"model.dim=48", "model.heads=2", "precision.recipe=nvfp4"};
+    Config c;
+    Model m;
+    EXPECT_DIES(EXIT_CONFIG, "precision of blocks.0.attn.qkv: in-features is 48",
+                declare(&c, &m, 3, args));
+    args[0] = "model.ffn=100";
+    EXPECT_DIES(EXIT_CONFIG, "precision of blocks.0.mlp.up: out-features is 100",
+                declare(&c, &m, 3, args));
+    args[0] = "batch.seq_len=20";
+    EXPECT_DIES(EXIT_CONFIG, "batch.micro x batch.seq_len is 80", declare(&c, &m, 3, args));
+    args[0] = "precision.wgrad.x.hadamard=0";
+    EXPECT_DIES(EXIT_CONFIG, "precision of blocks.0.attn.qkv: wgrad: the Hadamard transform",
+                declare(&c, &m, 3, args));
+}
+
+CASE(parameter_counts_are_the_published_ones) {
+    static const struct {
+        const char *preset;
+        int64_t all, outside_embedding;   // 0: not published
+    } published[] = {
+        {"gpt2-124m", 124439808, 0},      {"gpt2-350m", 354823168, 0},  {"gpt2-774m", 774030080, 0},
+        {"gpt2-1558m", 1557611200, 0},    {"llama-30m", 0, 30482560},   {"llama-50m", 0, 49556736},
+        {"llama-100m", 0, 102777856},     {"llama-200m", 0, 203188480}, {"s2-30m", 0, 30482560},
+        {"nemotron-1.2b", 1291929600, 0}, {"llama2-7b", 6738415616, 0},
+    };
+    for (int i = 0; i < ARRAY_LEN(published); i++) {
+        char preset[64];
+        snprintf(preset, sizeof(preset), "model.preset=%s", published[i].preset);
+        char *args[] = {preset};
+        Config c;
+        Model m;
+        declare(&c, &m, 1, args);
+        int64_t all = param_table_true_count(&m.params);
+        int64_t outside = all - 2 * (int64_t)c.model.vocab * c.model.dim;
+        if (published[i].all) EXPECT_EQ_I64(all, published[i].all, "%s", preset);
+        if (published[i].outside_embedding)
+            EXPECT_EQ_I64(outside, published[i].outside_embedding, "%s", preset);
+        end(&c, &m);
+    }
+}
+
+TEST_MAIN_END
