@@ -1,0 +1,310 @@
+// test_quantize_cuda -- the quantisers of the GPU against those of the CPU, bit for bit: amax,
+// values, codes and scales of every cell, at sizes that are no multiples of a tile, with zeros,
+// subnormals and 1e38. Ends with the speed of the two passes beside that of a copy.
+#include "../llmc/device_cuda.cuh"
+#include "../llmc/ops/hadamard.h"
+#include "../llmc/ops/quantize.h"
+#include "../llmc/ops/quantize_cpu.h"
+#include "quantize_setup.h"
+#include "test.h"
+
+static Device *gpu;
+
+// --- one problem on both devices ---
+
+typedef struct {
+    Setup host;   // operands of the CPU, by the reference
+    Tensor x;     // the rest: on the GPU
+    QOperand row, token;
+    Quantizer row_how, token_how;
+    float *amax;
+    StepState *state;
+} Twin;
+
+static QOperand operand_on_gpu(const QOperand *host, float *amax) {
+    QOperand o = *host;
+    o.amax = amax;
+    o.data = device_alloc(gpu, setup_bytes(host), "operand");
+    if (!host->scales) return o;
+    size_t bytes = quantize_scales_bytes(host->rows, host->k);
+    o.scales = (uint8_t *)device_alloc(gpu, bytes, "scales");
+    gpu->upload(gpu, o.scales, host->scales, bytes);   // not zero: the padding must be cleared
+    return o;
+}
+
+static void twin_make(Twin *t, Tensor x, OperandForm form, Operand row, Operand token) {
+    setup_make(&t->host, x, form, row, token);
+    t->x = tensor_view(device_alloc(gpu, tensor_bytes(x), "x"), x.dtype, x.rows, x.cols);
+    gpu->upload(gpu, t->x.data, x.data, tensor_bytes(x));
+    t->amax = (float *)device_alloc(gpu, 2 * sizeof(float), "amax");
+    t->state = (StepState *)device_alloc(gpu, sizeof(StepState), "state");
+    gpu->upload(gpu, t->state, &t->host.state, sizeof(StepState));
+    t->row = operand_on_gpu(&t->host.row, t->amax);
+    t->token = operand_on_gpu(&t->host.token, t->amax + 1);
+    t->row_how = t->host.row_how;
+    t->token_how = t->host.token_how;
+    t->row_how.state = t->token_how.state = t->state;
+}
+
+static void twin_free(Twin *t) {
+    void *const memory[] = {t->x.data,     t->amax,       t->state,       t->row.data,
+                            t->token.data, t->row.scales, t->token.scales};
+    for (int i = 0; i < ARRAY_LEN(memory); i++)
+        if (memory[i]) gpu->free(gpu, memory[i]);
+    setup_free(&t->host);
+}
+
+enum { ROW = 1, TOKEN = 2, BOTH = ROW | TOKEN };
+
+static void run_gpu(Twin *t, int which) {
+    QOperand *row = which & ROW ? &t->row : NULL, *token = which & TOKEN ? &t->token : NULL;
+    amax_pair_cuda(gpu, row, &t->row_how, token, &t->token_how, t->x);
+    quantize_pair_cuda(gpu, row, &t->row_how, token, &t->token_how, t->x);
+}
+
+static void expect_equal(const void *on_gpu, const void *host, size_t bytes, const char *what,
+                         const char *where) {
+    void *got = xmalloc(bytes);
+    gpu->download(gpu, got, on_gpu, bytes);
+    EXPECT_BITS(got, host, bytes, "%s, %s", what, where);
+    free(got);
+}
+
+static void expect_same_operand(const QOperand *on_gpu, const QOperand *host, const char *where) {
+    expect_equal(on_gpu->amax, host->amax, sizeof(float), "amax", where);
+    expect_equal(on_gpu->data, host->data, setup_bytes(host),
+                 host->form == FORM_PACKED ? "codes" : "values", where);
+    if (host->scales)
+        expect_equal(on_gpu->scales, host->scales, quantize_scales_bytes(host->rows, host->k),
+                     "scales", where);
+}
+
+/* Quantises on both devices and compares the operands in `which`. */
+static void compare(Tensor x, OperandForm form, Operand row, Operand token, int which,
+                    const char *where) {
+    Twin t;
+    twin_make(&t, x, form, row, token);
+    run_gpu(&t, which);
+    if (which & ROW) {
+        amax_reference(&t.host.row, &t.host.row_how, x);
+        quantize_reference(&t.host.row, &t.host.row_how, x);
+        expect_same_operand(&t.row, &t.host.row, where);
+    }
+    if (which & TOKEN) {
+        amax_reference(&t.host.token, &t.host.token_how, x);
+        quantize_reference(&t.host.token, &t.host.token_how, x);
+        expect_same_operand(&t.token, &t.host.token, where);
+    }
+    twin_free(&t);
+}
+
+// Partial tiles of 32 x 256 in either direction, one and several blocks, odd numbers of strips.
+static const int shapes[][2] = {{16, 16},  {48, 80},    {32, 256}, {64, 272},
+                                {16, 528}, {272, 1040}, {144, 32}, {80, 240}};
+
+static void compare_all_cells(OperandForm form) {
+    for (int i = 0; i < NUM_VARIANTS * NUM_FILLS; i++) {
+        Fill fill = (Fill)(i % NUM_FILLS);
+        int variant = i / NUM_FILLS, other = (variant * 7 + 3) % NUM_VARIANTS;
+        const int *shape = shapes[(i + i / 56) % ARRAY_LEN(shapes)];
+        Tensor x = setup_tensor(DT_BF16, shape[0], shape[1], fill, (uint32_t)i);
+        char where[96];
+        snprintf(where, sizeof(where), "cells %d and %d, fill %d, %d x %d", variant, other, fill,
+                 shape[0], shape[1]);
+        compare(x, form, cell_variant(variant), cell_variant(other), BOTH, where);
+        free(x.data);
+    }
+}
+
+CASE(values_of_every_cell_and_input) { compare_all_cells(FORM_VALUES); }
+CASE(codes_and_scales_of_every_cell_and_input) { compare_all_cells(FORM_PACKED); }
+
+/* The cells of recipe nvfp4, and all that the kernel of pairs serves, at every shape: one operand
+   alone, and both. */
+CASE(pairs_of_training_at_every_shape) {
+    for (int i = 0; i < 8 * ARRAY_LEN(shapes); i++) {
+        Operand row = nvfp4_cell(), token = row;
+        if (i & 1) row.rounding = ROUND_STOCHASTIC;
+        if (i & 2) token.rounding = ROUND_STOCHASTIC;
+        if (i & 4) token.hadamard = 16;
+        const int *shape = shapes[i / 8];
+        Tensor x = setup_tensor(DT_BF16, shape[0], shape[1], FILL_NORMAL, (uint32_t)i);
+        for (int which = ROW; which <= BOTH; which++) {
+            char where[96];
+            snprintf(where, sizeof(where), "options %d, operands %d, %d x %d", i % 8, which,
+                     shape[0], shape[1]);
+            compare(x, FORM_VALUES, row, token, which, where);
+        }
+        free(x.data);
+    }
+}
+
+/* Every bf16 number once in each direction of a block's neighbourhood: the rounding itself, value
+   by value. */
+CASE(every_bf16_magnitude) {
+    Tensor x = setup_tensor(DT_BF16, 256, 256, FILL_ZERO, 0);
+    for (uint32_t i = 0; i < 65536; i++) {
+        uint32_t bits = i * 40503u & 0xFFFF;   // a permutation, so that blocks mix magnitudes
+        ((bf16_t *)x.data)[i] = (bits & 0x7FFF) < 0x7F80 ? (bf16_t)bits : 0;
+    }
+    for (int i = 0; i < NUM_VARIANTS; i += 5)
+        compare(x, FORM_VALUES, cell_variant(i), cell_variant(i), BOTH, "all numbers");
+    free(x.data);
+}
+
+CASE(what_is_not_finite_gives_the_same_nan) {
+    static const float values[] = {INFINITY, -INFINITY, NAN,
+                                   3e38f};   // the last overflows in the transform
+    for (int i = 0; i < ARRAY_LEN(values); i++) {
+        Tensor x = setup_tensor(DT_BF16, 48, 272, FILL_NORMAL, 1);
+        for (int r = 0; r < 16; r++)
+            ((bf16_t *)x.data)[r * 272 + 40] = bf16_from_f32(r % 3 ? values[i] : -values[i]);
+        for (int variant = 0; variant < 24; variant++) {
+            compare(x, FORM_VALUES, cell_variant(variant), cell_variant(variant), BOTH, "values");
+            compare(x, FORM_PACKED, cell_variant(variant), cell_variant(variant), BOTH, "codes");
+        }
+        free(x.data);
+    }
+}
+
+/* A later step and token base: what a replayed graph reads from StepState. */
+CASE(state_is_read_on_the_device) {
+    Tensor x = setup_tensor(DT_BF16, 64, 272, FILL_NORMAL, 2);
+    Operand how = nvfp4_cell();
+    how.rounding = ROUND_STOCHASTIC;
+    Twin t;
+    twin_make(&t, x, FORM_VALUES, how, how);
+    uint16_t *before = (uint16_t *)xmalloc(setup_bytes(&t.row)),
+             *after = (uint16_t *)xmalloc(setup_bytes(&t.row));
+    run_gpu(&t, BOTH);
+    gpu->download(gpu, before, t.row.data, setup_bytes(&t.row));
+    t.host.state.step = 0x80000001u;
+    t.host.state.token_base = (int64_t)1 << 36;   // the group's high word matters
+    gpu->upload(gpu, t.state, &t.host.state, sizeof(StepState));
+    run_gpu(&t, BOTH);
+    gpu->download(gpu, after, t.row.data, setup_bytes(&t.row));
+    setup_run(&t.host);
+    expect_same_operand(&t.row, &t.host.row, "row operand");
+    expect_same_operand(&t.token, &t.host.token, "token operand");
+    int differ = 0, nonzero = 0;
+    for (int i = 0; i < 64 * 272; i++) {
+        differ += before[i] != after[i];
+        nonzero += (after[i] & 0x7FFF) != 0;
+    }
+    EXPECT(differ > 64 * 272 / 20, "%d values differ", differ);
+    EXPECT(nonzero > 64 * 272 / 2, "%d values are not zero", nonzero);
+    free(before), free(after), twin_free(&t), free(x.data);
+}
+
+CASE(hadamard_op) {
+    for (int i = 0; i < 2 * ARRAY_LEN(shapes); i++) {
+        const int *shape = shapes[i / 2];
+        Tensor x = setup_tensor(DT_BF16, shape[0], shape[1], (Fill)(i % NUM_FILLS), (uint32_t)i);
+        if (i % NUM_FILLS == FILL_HUGE) ((bf16_t *)x.data)[0] = 0;
+        Tensor on_gpu =
+            tensor_view(device_alloc(gpu, tensor_bytes(x), "x"), DT_BF16, x.rows, x.cols);
+        gpu->upload(gpu, on_gpu.data, x.data, tensor_bytes(x));
+        hadamard_cuda(gpu, on_gpu, on_gpu, i % 2, i % 4 < 2 ? SIGNS_FIXED : SIGNS_NONE);
+        hadamard_cpu(NULL, x, x, i % 2, i % 4 < 2 ? SIGNS_FIXED : SIGNS_NONE);
+        expect_equal(on_gpu.data, x.data, tensor_bytes(x), "transform",
+                     i % 2 ? "along rows" : "along columns");
+        gpu->free(gpu, on_gpu.data), free(x.data);
+    }
+}
+
+CASE(arguments_the_gpu_refuses) {
+    Tensor x = setup_tensor(DT_F32, 32, 32, FILL_NORMAL, 3);
+    Setup s;
+    setup_make(&s, x, FORM_VALUES, nvfp4_cell(), nvfp4_cell());
+    EXPECT_ABORTS("the GPU quantises bf16", amax_pair_cuda(gpu, &s.row, &s.row_how, NULL, NULL, x));
+    setup_free(&s), free(x.data);
+}
+
+// --- speed ---
+
+enum { REPEATS = 20 };
+
+typedef struct {
+    Twin *twin;
+    void *copy;
+} Timed;
+static void time_copy(Timed t) {
+    CUDA_CHECK(cudaMemcpyAsync(t.copy, t.twin->x.data, tensor_bytes(t.twin->x),
+                               cudaMemcpyDeviceToDevice, device_cuda_stream(gpu)));
+}
+static void time_amax(Timed t) {
+    amax_pair_cuda(gpu, &t.twin->row, &t.twin->row_how, &t.twin->token, &t.twin->token_how,
+                   t.twin->x);
+}
+static void time_quantize(Timed t) {
+    quantize_pair_cuda(gpu, &t.twin->row, &t.twin->row_how, &t.twin->token, &t.twin->token_how,
+                       t.twin->x);
+}
+
+/* GB/s of the best of REPEATS runs. */
+static double gigabytes_per_s(void (*pass)(Timed), Timed t, double bytes) {
+    cudaEvent_t begin, end;
+    CUDA_CHECK(cudaEventCreate(&begin));
+    CUDA_CHECK(cudaEventCreate(&end));
+    float best = INFINITY;
+    for (int i = 0; i < REPEATS; i++) {
+        float ms;
+        CUDA_CHECK(cudaEventRecord(begin, device_cuda_stream(gpu)));
+        pass(t);
+        CUDA_CHECK(cudaEventRecord(end, device_cuda_stream(gpu)));
+        CUDA_CHECK(cudaEventSynchronize(end));
+        CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
+        if (ms < best) best = ms;
+    }
+    CUDA_CHECK(cudaEventDestroy(begin));
+    CUDA_CHECK(cudaEventDestroy(end));
+    return bytes / best * 1e-6;
+}
+
+static void print_speed(int64_t rows, int64_t cols) {
+    static const struct {
+        const char *name;
+        Tile tile;
+        int hadamard;
+        Rounding rounding;
+    } pairs[] = {{"x: nearest, token operand transformed", TILE_ROW, 16, ROUND_NEAREST},
+                 {"dy: stochastic, token operand transformed", TILE_ROW, 16, ROUND_STOCHASTIC},
+                 {"w: square tiles, nearest", TILE_SQUARE, 0, ROUND_NEAREST}};
+    Tensor x = setup_tensor(DT_BF16, 512, cols, FILL_NORMAL, 4);
+    double n = (double)rows * (double)cols;
+    for (int i = 0; i < ARRAY_LEN(pairs); i++) {
+        Operand row = nvfp4_cell(), token;
+        row.tile = pairs[i].tile;
+        row.rounding = pairs[i].rounding;
+        token = row;
+        token.hadamard = pairs[i].hadamard;
+        Tensor all = tensor_view(xmalloc(dtype_bytes(DT_BF16, rows * cols)), DT_BF16, rows, cols);
+        for (int64_t r = 0; r < rows; r += 512)
+            memcpy((bf16_t *)all.data + r * cols, x.data, tensor_bytes(x));
+        Twin t;
+        twin_make(&t, all, FORM_VALUES, row, token);
+        Timed timed = {&t, t.row.data};
+        double copy = gigabytes_per_s(time_copy, timed, 4 * n);
+        double amax = gigabytes_per_s(time_amax, timed, 2 * n);
+        double quantize = gigabytes_per_s(time_quantize, timed, 6 * n);
+        printf("(%lld, %lld) %s: copy %.0f GB/s, amax %.0f GB/s (%.0f %%), quantize %.0f GB/s "
+               "(%.0f %%)\n",
+               (long long)rows, (long long)cols, pairs[i].name, copy, amax, 100 * amax / copy,
+               quantize, 100 * quantize / copy);
+        twin_free(&t), free(all.data);
+    }
+    free(x.data);
+}
+
+CASE(speed) {
+    print_speed(65536, 768);
+    print_speed(65536, 3072);
+}
+
+int main(int argc, char **argv) {
+    gpu = device_cuda_open(0);
+    omp_set_num_threads(1);   // thousands of small tensors on the CPU's side
+    int status = test_run(argc, argv);
+    gpu->close(gpu);
+    return status;
+}
