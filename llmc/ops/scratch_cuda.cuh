@@ -1,6 +1,6 @@
 // scratch_cuda -- bytes of scratch that each CUDA op asks of device_scratch: the op and the table
-// of ops (ops_cuda.cu) call the same formula, which never falls when a size grows. Attention and
-// the quantiser declare theirs themselves; ops that are named in neither place need none.
+// of ops (ops_cuda.cu) call the same formula, which never falls when a size grows. Attention
+// declares its own; ops that are not named here need none.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>

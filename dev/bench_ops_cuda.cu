@@ -1,0 +1,265 @@
+// bench_ops_cuda -- time of each CUDA op at the sizes of GPT-2 124M, beside what the machine can
+// do: GB/s in percent of a measured copy for ops that memory limits, TFLOP/s in percent of the
+// device's dense BF16 peak for products. Not a test: it checks nothing.
+//   build/cuda/dev/bench_ops_cuda [tokens]      65536 tokens take about 20 GiB
+#include <cmath>
+#include <cstdlib>
+
+#include "../llmc/common.h"
+#include "../llmc/ops.h"
+#include "../llmc/rng.h"
+
+enum {
+    T = 1024,
+    C = 768,
+    F = 4 * C,
+    HEADS = 12,
+    HEAD_DIM = 64,
+    VOCAB = 50257,
+    PADDED_VOCAB = 50304,
+    PARAMETERS = 124475904,   // padded, a multiple of 128
+    PATTERN = 1 << 20,        // random values before they repeat
+    WARM_UP = 3,
+    REPEATS = 20
+};
+
+static Device *device;
+static int64_t N;   // tokens
+static AttentionDims dims;
+static Tensor x, y, z, wide, wide2, gated, gated2, qkv, dqkv, lse, w, b, logits, losses, tokens;
+static Tensor table, positions, dtable, dpositions, dw, db, dwide, rope_table, weight, head,
+    dweight;
+static Tensor wide_bias, scalars;
+static NormStats stats;
+static AdamWTensors adamw;
+static StepState *state;
+
+static const Tensor no_tensor = {NULL, DT_F32, 0, 0};
+
+/* About normal values (integers below VOCAB for i32); the pattern repeats, which no kernel sees. */
+static Tensor random_tensor(DType dtype, int64_t rows, int64_t cols) {
+    static float pattern[PATTERN];
+    static uint8_t bytes[PATTERN * sizeof(float)];
+    Tensor t = tensor_view(NULL, dtype, rows, cols);
+    t.data = device_alloc(device, tensor_bytes(t), "benchmark tensor");
+    for (int i = 0; pattern[PATTERN - 1] == 0.0f && i < PATTERN; i++) {
+        Philox4 draw = philox4x32_10(rng_group_counter((uint64_t)i, 0, 0), 1, 0);
+        for (int j = 0; j < 4; j++) pattern[i] += 1.7320508f * (rng_uniform(draw.w[j]) - 0.5f);
+    }
+    for (int i = 0; i < PATTERN; i++) {
+        if (dtype == DT_BF16) ((bf16_t *)bytes)[i] = bf16_from_f32(pattern[i]);
+        if (dtype == DT_F32) ((float *)bytes)[i] = pattern[i];
+        if (dtype == DT_I32) ((int32_t *)bytes)[i] = bits_from_f32(pattern[i]) / 7 % VOCAB;
+    }
+    size_t total = tensor_bytes(t), pattern_bytes = dtype_bytes(dtype, PATTERN);
+    for (size_t at = 0; at < total; at += pattern_bytes) {
+        size_t left = total - at < pattern_bytes ? total - at : pattern_bytes;
+        device->upload(device, (char *)t.data + at, bytes, left);
+    }
+    return t;
+}
+
+static void make_tensors(void) {
+    x = random_tensor(DT_BF16, N, C);
+    y = random_tensor(DT_BF16, N, C);
+    z = random_tensor(DT_BF16, N, C);
+    wide = random_tensor(DT_BF16, N, F);
+    wide2 = random_tensor(DT_BF16, N, F);
+    gated = random_tensor(DT_BF16, N, 2 * F);
+    gated2 = random_tensor(DT_BF16, N, 2 * F);
+    qkv = random_tensor(DT_BF16, N, 3 * C);
+    dqkv = random_tensor(DT_BF16, N, 3 * C);
+    lse = random_tensor(DT_F32, (int64_t)dims.B * HEADS, T);
+    w = random_tensor(DT_BF16, 1, C);
+    b = random_tensor(DT_BF16, 1, C);
+    wide_bias = random_tensor(DT_BF16, 1, F);
+    logits = random_tensor(DT_BF16, N, PADDED_VOCAB);
+    losses = random_tensor(DT_F32, N, 1);
+    tokens = random_tensor(DT_I32, dims.B, T);
+    table = random_tensor(DT_BF16, PADDED_VOCAB, C);
+    positions = random_tensor(DT_BF16, T, C);
+    dtable = random_tensor(DT_F32, PADDED_VOCAB, C);
+    dpositions = random_tensor(DT_F32, T, C);
+    dw = random_tensor(DT_F32, 1, C);
+    db = random_tensor(DT_F32, 1, C);
+    dwide = random_tensor(DT_F32, 1, F);
+    rope_table = random_tensor(DT_F32, T, HEAD_DIM);
+    weight = random_tensor(DT_BF16, F, C);
+    dweight = random_tensor(DT_F32, F, C);
+    scalars = random_tensor(DT_F32, 1, 4);
+    stats.mean = random_tensor(DT_F32, N, 1);
+    stats.rstd = random_tensor(DT_F32, N, 1);
+    adamw.value = random_tensor(DT_BF16, 1, PARAMETERS);
+    adamw.master = random_tensor(DT_F32, 1, PARAMETERS);
+    adamw.m = random_tensor(DT_F32, 1, PARAMETERS);
+    adamw.v = random_tensor(DT_F32, 1, PARAMETERS);
+    device->zero(device, adamw.v.data, tensor_bytes(adamw.v));   // a mean of squares
+    adamw.grad = random_tensor(DT_F32, 1, PARAMETERS);
+}
+
+static void make_state(void) {
+    StepState host = {};
+    host.lr = 1e-4f;
+    host.bias_correction1 = host.bias_correction2 = host.grad_scale = 1.0f;
+    state = (StepState *)device_alloc(device, sizeof(host), "step state");
+    device->upload(device, state, &host, sizeof(host));
+}
+
+static void open_device(int argc, char **argv) {
+    device = device_cuda_open(0);
+    N = round_up(argc > 1 ? strtoll(argv[1], NULL, 10) : 65536, T);
+    dims.B = (int)(N / T);
+    dims.T = T;
+    dims.num_heads = dims.num_kv_heads = HEADS;
+    dims.head_dim = HEAD_DIM;
+    OpLimits limits = {N, 2 * F, (int64_t)PADDED_VOCAB * C, N, PADDED_VOCAB, PARAMETERS, dims};
+    size_t bytes = ops_cuda.scratch_bytes(&limits);
+    device_set_scratch(device, device_alloc(device, bytes, "scratch"), bytes);
+    make_tensors();
+    make_state();
+}
+
+// --- what is timed ---
+
+static void copy(void) { device->copy(device, gated2.data, gated.data, tensor_bytes(gated)); }
+static void residual(void) { ops_cuda.residual_forward(device, z, x, y); }
+static void gelu_forward(void) { ops_cuda.activation_forward(device, wide2, wide, ACT_GELU); }
+static void gelu_backward(void) {
+    Tensor dx = tensor_view(gated.data, DT_BF16, N, F);
+    ops_cuda.activation_backward(device, dx, wide2, wide, ACT_GELU);
+}
+static void relu2_forward(void) { ops_cuda.activation_forward(device, wide2, wide, ACT_RELU2); }
+static void swiglu_forward(void) { ops_cuda.activation_forward(device, wide2, gated, ACT_SWIGLU); }
+static void swiglu_backward(void) {
+    ops_cuda.activation_backward(device, gated2, wide2, gated, ACT_SWIGLU);
+}
+static void layernorm_forward(void) {
+    ops_cuda.norm[NORM_LAYERNORM].forward(device, y, stats, x, w, b, 1e-5f);
+}
+static void layernorm_backward(void) {
+    ops_cuda.norm[NORM_LAYERNORM].backward(device, z, dw, db, y, x, w, stats);
+}
+static void rmsnorm_forward(void) {
+    ops_cuda.norm[NORM_RMSNORM].forward(device, y, stats, x, w, no_tensor, 1e-5f);
+}
+static void rmsnorm_backward(void) {
+    ops_cuda.norm[NORM_RMSNORM].backward(device, z, dw, no_tensor, y, x, w, stats);
+}
+static void rope(void) { ops_cuda.rope_forward(device, qkv, rope_table, dims); }
+static void embedding_forward(void) {
+    ops_cuda.embedding_forward(device, z, tokens, table, positions);
+}
+static void embedding_backward(void) {
+    ops_cuda.embedding_backward(device, dtable, dpositions, x, tokens);
+}
+static void cross_entropy(void) {
+    Tensor targets = tensor_view(tokens.data, DT_I32, N, 1);
+    ops_cuda.cross_entropy(device, losses, logits, targets, VOCAB, 1.0f / (float)N);
+}
+static void column_sum(void) { ops_cuda.column_sum(device, dwide, wide); }
+static void global_norm(void) { ops_cuda.global_norm(device, (float *)scalars.data, adamw.grad); }
+static void optimizer(void) {
+    AdamWConfig config = {0.9f, 0.95f, 1e-8f, 0.1f};
+    ops_cuda.adamw(device, adamw, config, state);
+}
+static void attention_forward(void) { ops_cuda.attention_forward(device, z, lse, qkv, dims); }
+static void attention_backward(void) {
+    ops_cuda.attention_backward(device, dqkv, y, z, lse, qkv, dims);
+}
+
+static void product(Tensor d, Tensor a, Tensor b_values, int a_k, int b_k, GemmEpilogue epilogue) {
+    QOperand left = operand_from_tensor(a, FORMAT_BF16, a_k);
+    QOperand right = operand_from_tensor(b_values, FORMAT_BF16, b_k);
+    ops_cuda.gemm(device, d, &left, &right, epilogue);
+}
+static void fprop(void) { product(wide2, x, weight, 1, 1, {no_tensor, 0}); }
+static void fprop_bias(void) { product(wide2, x, weight, 1, 1, {wide_bias, 0}); }
+static void dgrad(void) { product(z, wide, weight, 1, 0, {no_tensor, 0}); }
+static void wgrad(void) { product(dweight, wide, x, 0, 0, {no_tensor, 1}); }
+static void head_fprop(void) { product(logits, x, table, 1, 1, {no_tensor, 0}); }
+static void head_dgrad(void) { product(z, logits, table, 1, 0, {no_tensor, 0}); }
+static void head_wgrad(void) { product(dtable, logits, x, 0, 0, {no_tensor, 1}); }
+/* As fprop, with the tensor scales of two quantised operands. */
+static void fprop_scaled(void) {
+    QOperand left = operand_from_tensor(x, FORMAT_NVFP4, 1);
+    QOperand right = operand_from_tensor(weight, FORMAT_NVFP4, 1);
+    left.amax = (float *)scalars.data;
+    right.amax = (float *)scalars.data + 1;
+    left.dequant_mult = right.dequant_mult = 1.0f / (6.0f * 448.0f);
+    ops_cuda.gemm(device, wide2, &left, &right, {no_tensor, 0});
+}
+
+static double time_ms(void (*run)(void)) {
+    for (int i = 0; i < WARM_UP; i++) run();
+    device->synchronize(device);
+    double begin = now_ms();
+    for (int i = 0; i < REPEATS; i++) run();
+    device->synchronize(device);
+    return (now_ms() - begin) / REPEATS;
+}
+
+typedef struct {
+    const char *name;
+    void (*run)(void);
+    double bytes;   // that must move; 0: limited by arithmetic
+    double flops;
+} Bench;
+
+static void print_bench(Bench bench, double copy_gb_s) {
+    double ms = time_ms(bench.run);
+    printf("%-28s %9.4f ms", bench.name, ms);
+    if (bench.bytes > 0) {
+        double gb_s = bench.bytes / ms * 1e-6;
+        printf("  %7.1f GB/s     %5.1f %% of copy", gb_s, 100.0 * gb_s / copy_gb_s);
+    } else {
+        double tflops = bench.flops / ms * 1e-9, peak = device->peak_bf16_flops * 1e-12;
+        printf("  %7.1f TFLOP/s  ", tflops);
+        if (peak > 0) printf("%5.1f %% of peak", 100.0 * tflops / peak);
+        else printf("  n/a of peak");
+    }
+    printf("\n");
+}
+
+int main(int argc, char **argv) {
+    open_device(argc, argv);
+    double n = (double)N, nc = n * C, nf = n * F, p = PARAMETERS;
+    double nv = n * PADDED_VOCAB;
+    // Tokens are drawn from all of the vocabulary: so many rows of dtable are touched.
+    double touched = VOCAB * (1.0 - exp(-n / VOCAB));
+    double attention = (double)dims.B * HEADS * T * T * HEAD_DIM;   // flops of a causal product
+    const Bench benches[] = {
+        {"residual (N,C)", residual, 6 * nc, 0},
+        {"gelu_forward (N,F)", gelu_forward, 4 * nf, 0},
+        {"gelu_backward (N,F)", gelu_backward, 6 * nf, 0},
+        {"relu2_forward (N,F)", relu2_forward, 4 * nf, 0},
+        {"swiglu_forward (N,F)", swiglu_forward, 6 * nf, 0},
+        {"swiglu_backward (N,F)", swiglu_backward, 10 * nf, 0},
+        {"layernorm_forward (N,C)", layernorm_forward, 4 * nc, 0},
+        {"layernorm_backward (N,C)", layernorm_backward, 8 * nc, 0},
+        {"rmsnorm_forward (N,C)", rmsnorm_forward, 4 * nc, 0},
+        {"rmsnorm_backward (N,C)", rmsnorm_backward, 8 * nc, 0},
+        {"rope (N,3C)", rope, 8 * nc, 0},
+        {"embedding_forward (N,C)", embedding_forward, 4 * nc, 0},
+        {"embedding_backward (N,C)", embedding_backward, 4 * nc + 8 * touched * C, 0},
+        {"cross_entropy (N,V)", cross_entropy, 4 * nv, 0},
+        {"column_sum (N,F)", column_sum, 2 * nf, 0},
+        {"global_norm (124M)", global_norm, 4 * p, 0},
+        {"adamw (124M)", optimizer, 30 * p, 0},
+        {"attention_forward", attention_forward, 0, 2 * attention},
+        {"attention_backward", attention_backward, 0, 5 * attention},
+        {"fprop (N,F,C)", fprop, 0, 2 * nc * F},
+        {"fprop (N,F,C) + bias", fprop_bias, 0, 2 * nc * F},
+        {"fprop (N,F,C) scaled", fprop_scaled, 0, 2 * nc * F},
+        {"dgrad (N,C,F)", dgrad, 0, 2 * nc * F},
+        {"wgrad (F,C,N), f32 += ", wgrad, 0, 2 * nc * F},
+        {"head fprop (N,V,C)", head_fprop, 0, 2 * nv * C},
+        {"head dgrad (N,C,V)", head_dgrad, 0, 2 * nv * C},
+        {"head wgrad (V,C,N), f32 +=", head_wgrad, 0, 2 * nv * C},
+    };
+    double copy_gb_s = 2.0 * (double)tensor_bytes(gated) / time_ms(copy) * 1e-6;
+    printf("%s, N = %lld, C = %d, F = %d, V = %d; mean of %d; device copy %.1f GB/s\n",
+           device->name, (long long)N, C, F, PADDED_VOCAB, REPEATS, copy_gb_s);
+    for (int i = 0; i < ARRAY_LEN(benches); i++) print_bench(benches[i], copy_gb_s);
+    device->close(device);
+    return 0;
+}
