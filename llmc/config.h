@@ -61,7 +61,8 @@ typedef struct {
     struct { SourceList train, val; char tokenizer[1024]; int shuffle; } data;
     // total_tokens 0: micro x seq_len x ranks
     struct { int micro, seq_len; int64_t total_tokens; } batch;
-    struct { int64_t steps, tokens; double epochs; } train;       // exactly one is set
+    // at most one is not 0; config_steps, which training calls, wants one
+    struct { int64_t steps, tokens; double epochs; } train;
     struct { float lr, betas[2], eps, weight_decay, grad_clip; } optim;
     struct { ScheduleType type; int64_t warmup_steps; float decay_frac, final_frac; } sched;
     struct {
@@ -88,12 +89,11 @@ typedef struct {
     uint64_t seed;
 } Config;
 
-/* Parses `args`: paths of JSON files and key=value words, in order. Dies with EXIT_CONFIG on the
-   first error. */
+/* Parses `args`: paths of JSON files and key=value words, in order. Fills in what is derived and
+   checks keys against each other (dim divisible by heads, warm-up shorter than training, ...); what
+   depends on the number of ranks is left to the functions below. Dies with EXIT_CONFIG on the first
+   error. */
 void config_parse(Config *c, int num_args, char **args);
-/* Derived values and checks between keys (dim divisible by heads, warm-up shorter than training,
-   ...). Called by config_parse. `world_size` matters for batch.total_tokens and is checked by
-   config_batch below. */
 void config_free(Config *c);
 
 /* Micro-steps of one optimizer step on each rank. Dies naming batch.total_tokens and the nearest
@@ -101,7 +101,8 @@ void config_free(Config *c);
 int config_accumulation(const Config *c, int world_size);
 /* Tokens of one optimizer step. */
 int64_t config_step_tokens(const Config *c, int world_size);
-/* Steps of the whole run; epoch_sequences is what one pass over data.train holds. */
+/* Steps of the whole run; epoch_sequences is what one pass over data.train holds. Dies when no
+   train.* key is set, and when the warm-up is not shorter than the run. */
 int64_t config_steps(const Config *c, int world_size, int64_t epoch_sequences);
 
 /* The whole config as JSON text with every key and its resolved value (caller frees): parses back

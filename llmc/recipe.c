@@ -296,18 +296,17 @@ static const char *size_message(const char *what, int64_t size, int multiple, co
     return message;
 }
 
-/* Codes that are taken over from fprop.w are what that cell made: dgrad.w may not claim otherwise,
-   and a Hadamard transform would run along the other axis. */
+/* Codes that are taken over from fprop.w are what that cell made: dgrad.w may not claim otherwise.
+   Square tiles, which a Hadamard transform never has, are the same in both directions. */
 static const char *transposed_error(const LinearPlan *plan, GemmKind g, Side s) {
     const Operand *w = &plan->cell[GEMM_FPROP][SIDE_B];
     Operand o = plan->cell[g][s];
     o.source = w->source;
     int is_dgrad_w = g == GEMM_DGRAD && s == SIDE_B;
-    if (is_dgrad_w && w->tile == TILE_SQUARE && w->hadamard == 0 && memcmp(&o, w, sizeof(o)) == 0)
-        return NULL;
+    if (is_dgrad_w && w->tile == TILE_SQUARE && memcmp(&o, w, sizeof(o)) == 0) return NULL;
     snprintf(message, sizeof(message),
              "%s.%s: source transposed is for dgrad.w alone, equal to fprop.w in all other fields, "
-             "in square tiles without Hadamard; set source to tensor",
+             "in square tiles; set source to tensor",
              gemm_names[g], operand_names[g][s]);
     return message;
 }

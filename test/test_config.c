@@ -153,7 +153,8 @@ CASE(precedence) {
                                   " \"optim\": {\"eps\": 1e-4}}");
     write_file("base.json", "{\"model.dim\": 128, \"model.layers\": 2, \"optim.eps\": 1e-2,"
                             " \"threads\": 7}");
-    char *args[] = {"model.heads=6", first, second, "threads=3", "threads=4"};
+    char *args[] = {"model.heads=6",         first, second, "threads=3", "threads=4", "data.val=a",
+                    "data.val=[\"b\",\"c\"]"};
     Config c;
     config_parse(&c, ARRAY_LEN(args), args);
     EXPECT_EQ_I64(c.model.act, ACT_SWIGLU, "the preset is over the defaults");
@@ -162,6 +163,8 @@ CASE(precedence) {
     EXPECT(c.optim.eps == 1e-4f, "a file is over those before it");
     EXPECT_EQ_I64(c.model.heads, 6, "a word is over all files, wherever it stands");
     EXPECT_EQ_I64(c.threads, 4, "the last word counts");
+    REQUIRE(c.data.val.count == 2, "a list replaces the earlier one");
+    EXPECT(strcmp(c.data.val.items[0].path, "b") == 0);
     config_free(&c);
 }
 
@@ -271,7 +274,7 @@ CASE(echo_reads_back) {
                     "model.norm_eps=1.1754944e-38",
                     "optim.lr=0.00012345679",
                     "optim.betas=[0.1,0.3333333]",
-                    "train.epochs=0.1",
+                    "train.epochs=0.30000000000000004",
                     "batch.total_tokens=9007199254740992",
                     "seed=18446744073709551615",
                     "data.train=[\"a\\\"b*.bin\",{\"path\":\"c\\\\d\",\"weight\":0.1}]",
