@@ -27,8 +27,7 @@ static Device *device;
 static int64_t N;   // tokens
 static AttentionDims dims;
 static Tensor x, y, z, wide, wide2, gated, gated2, qkv, dqkv, lse, w, b, logits, losses, tokens;
-static Tensor table, positions, dtable, dpositions, dw, db, dwide, rope_table, weight, head,
-    dweight;
+static Tensor table, positions, dtable, dpositions, dw, db, dwide, rope_table, weight, dweight;
 static Tensor wide_bias, scalars;
 static NormStats stats;
 static AdamWTensors adamw;
