@@ -94,7 +94,7 @@ NVCC_FLAGS = -O3 -std=c++17 -g -lineinfo -I. -Illmc -MMD -MP -DWITH_CUDA \
     -Xcompiler -fopenmp,-ffp-contract=off,-Wall,-Wextra$(if $(WERROR),$(COMMA)-Werror) \
     $(foreach sm,$(SM),$(call gencode,$(sm)))
 CUDA_LIBS := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt $(if $(NCCL),-lnccl) \
-    $(if $(USE_CUDNN),-lcudnn) -lcudart_static -ldl -lrt
+    $(if $(USE_CUDNN),-lcudnn -lnvrtc) -lcudart_static -ldl -lrt
 
 # A fuzz target returns from die() by its own __wrap_die. clang takes omp.h and libgomp from gcc and
 # runs loops on one thread.
