@@ -13,6 +13,7 @@ nvcc; WITH_CUDA is tested here only.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "llmc/checkpoint.h"
 #include "llmc/comm.h"
@@ -65,6 +66,11 @@ static void request_stop(int signal_number) {
 
 /* --- setting up --- */
 
+static int cpu_threads_per_rank(int ranks) {
+    int cores = (int)sysconf(_SC_NPROCESSORS_ONLN);
+    return ranks > 1 ? (int)max_i64(1, cores / ranks) : 0;
+}
+
 static void open_machine(Run *r) {
     const Config *c = &r->config;
     r->host = comm_host_open();
@@ -85,7 +91,9 @@ static void open_machine(Run *r) {
     }
 #endif
     if (!r->device) {
-        r->device = device_cpu_open(c->threads);
+        // Ranks on one machine share its cores; without this each would take them all.
+        int threads = c->threads > 0 ? c->threads : cpu_threads_per_rank(r->host->size);
+        r->device = device_cpu_open(threads);
         r->ops = &ops_cpu;
     }
     r->comm = comm_device_open(r->host, r->device);
