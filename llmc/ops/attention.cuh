@@ -1,6 +1,6 @@
-// attention.cuh -- which implementation of CUDA attention runs, and the scratch it needs. The operation itself is
-// declared in attention.h. Two implementations stand behind it: cuDNN, where it is compiled in and has
-// deterministic plans, and the flash-style kernels of attention.cu.
+// attention.cuh -- which implementation of CUDA attention runs, and the scratch it needs. The
+// operation itself is declared in attention.h. Two implementations stand behind it: cuDNN, where it
+// is compiled in and has deterministic plans, and the own kernels of attention_flash.cu.
 #pragma once
 #include <stddef.h>
 
@@ -10,8 +10,9 @@
 extern "C" {
 #endif
 
-// Decides for these dims, prints the decision, and returns the scratch bytes that both passes need. Called at
-// start-up with a CUDA device open. Other dims are decided at their first use, within the scratch there is then.
+// Decides for these dims, prints the decision, and returns the scratch bytes that both passes need.
+// Called at start-up with a CUDA device open. Other dims are decided at their first use, within the
+// scratch there is then.
 size_t attention_cuda_scratch_bytes(AttentionDims dims);
 
 // "cudnn" or "flash": what the dims decided last run on; "undecided" before that.

@@ -1,7 +1,7 @@
-// attention_cudnn -- attention by cuDNN's fused kernels, through its C++ frontend; the only C++ file of the
-// program. cuDNN reads and writes the packed tensors in place: a head is a range of columns, so only strides
-// differ. Plans are built once for each AttentionDims and kept; both passes must have one. Which implementation
-// runs is decided in attention.cu.
+// attention_cudnn -- attention by cuDNN's fused kernels, through its C++ frontend; the only C++
+// file of the program. cuDNN reads and writes the packed tensors in place: a head is a range of
+// columns, so only strides differ. Plans are built once for each AttentionDims and kept; both
+// passes must have one. Which implementation runs is decided in attention.cu.
 #include "attention_cudnn.h"
 
 #include <math.h>
@@ -21,12 +21,13 @@ using GraphTensor = std::shared_ptr<TensorAttributes>;
 // The tensors of a graph by number; the pointers are given under these when it runs.
 enum GraphTensorId { Q_ID = 1, K_ID, V_ID, OUT_ID, LSE_ID, DOUT_ID, DQ_ID, DK_ID, DV_ID };
 
-// On Hopper the deterministic backward pass of cuDNN stores ds: 2 bytes for each score of all heads. Above this the
-// own kernels, which store no scores, are the better choice.
+// On Hopper the deterministic backward pass of cuDNN stores ds: 2 bytes for each score of all
+// heads. Above this the own kernels, which store no scores, are the better choice.
 static const size_t MAX_WORKSPACE_BYTES = (size_t)4 << 30;
 
-// Where the last tile of keys was not whole, several versions of cuDNN gave NaN gradients (cudnn-frontend
-// issues 160 and 1072, pytorch issue 196678); with whole tiles there is nothing to get wrong.
+// Where the last tile of keys was not whole, several versions of cuDNN gave NaN gradients
+// (cudnn-frontend issues 160 and 1072, pytorch issue 196678); with whole tiles there is nothing to
+// get wrong.
 enum { KEY_TILE = 128 };
 
 struct Plans {
@@ -49,13 +50,17 @@ const char *attention_cudnn_version(void) {
 // --- graphs ---
 
 // The shape of `num_heads` heads that are neighbours in rows of `row_cols` elements.
-static TensorAttributes &shape_heads(TensorAttributes &t, AttentionDims d, int num_heads, int64_t row_cols) {
-    return t.set_dim({d.B, num_heads, d.T, d.head_dim}).set_stride({d.T * row_cols, d.head_dim, row_cols, 1});
+static TensorAttributes &shape_heads(TensorAttributes &t, AttentionDims d, int num_heads,
+                                     int64_t row_cols) {
+    return t.set_dim({d.B, num_heads, d.T, d.head_dim})
+        .set_stride({d.T * row_cols, d.head_dim, row_cols, 1});
 }
 
 static TensorAttributes &shape_lse(TensorAttributes &t, AttentionDims d) {
     const int64_t NH = d.num_heads, T = d.T;
-    return t.set_dim({d.B, NH, T, 1}).set_stride({NH * T, T, 1, 1}).set_data_type(fe::DataType_t::FLOAT);
+    return t.set_dim({d.B, NH, T, 1})
+        .set_stride({NH * T, T, 1, 1})
+        .set_data_type(fe::DataType_t::FLOAT);
 }
 
 static GraphTensor add_heads(fe::graph::Graph *g, GraphTensorId id, AttentionDims d, int num_heads,
@@ -117,8 +122,8 @@ static int build_plan(fe::graph::Graph *g, const char *pass, CudnnSupport *suppo
     int64_t bytes = 0;
     if (status.is_good()) status = g->get_workspace_size(bytes);
     if (status.is_bad()) {
-        snprintf(support->refusal, sizeof(support->refusal), "it has no plan for the %s pass: %s", pass,
-                 status.get_message().c_str());
+        snprintf(support->refusal, sizeof(support->refusal), "it has no plan for the %s pass: %s",
+                 pass, status.get_message().c_str());
         return 0;
     }
     support->workspace_bytes = (size_t)max_i64((int64_t)support->workspace_bytes, bytes);
@@ -128,8 +133,8 @@ static int build_plan(fe::graph::Graph *g, const char *pass, CudnnSupport *suppo
 static void build_plans(Plans *p) {
     CudnnSupport *support = &p->support;
     if (p->dims.T % KEY_TILE != 0) {
-        snprintf(support->refusal, sizeof(support->refusal), "it is used only for T a multiple of %d",
-                 KEY_TILE);
+        snprintf(support->refusal, sizeof(support->refusal),
+                 "it is used only for T a multiple of %d", KEY_TILE);
         return;
     }
     const cudnnStatus_t status = handle ? CUDNN_STATUS_SUCCESS : cudnnCreate(&handle);
@@ -140,7 +145,8 @@ static void build_plans(Plans *p) {
     }
     describe_forward(&p->forward, p->dims);
     describe_backward(&p->backward, p->dims);
-    if (!build_plan(&p->forward, "forward", support) || !build_plan(&p->backward, "backward", support))
+    if (!build_plan(&p->forward, "forward", support) ||
+        !build_plan(&p->backward, "backward", support))
         return;
     if (support->workspace_bytes > MAX_WORKSPACE_BYTES) {
         snprintf(support->refusal, sizeof(support->refusal), "it needs %.1f GiB of work space",
@@ -151,8 +157,8 @@ static void build_plans(Plans *p) {
 }
 
 static int same_dims(AttentionDims a, AttentionDims b) {
-    return a.B == b.B && a.T == b.T && a.num_heads == b.num_heads && a.num_kv_heads == b.num_kv_heads &&
-           a.head_dim == b.head_dim;
+    return a.B == b.B && a.T == b.T && a.num_heads == b.num_heads &&
+           a.num_kv_heads == b.num_kv_heads && a.head_dim == b.head_dim;
 }
 
 static Plans *find_plans(AttentionDims dims) {
@@ -189,12 +195,15 @@ static void destroy_plans(void *) {
 static void run(Device *d, const fe::graph::Graph &graph, const CudnnSupport &support,
                 std::unordered_map<int64_t, void *> pointers) {
     DeviceAttachment *attachment = device_cuda_attachment(d, ATTACHMENT_ATTENTION);
-    attachment->data = &all_plans;   // anything but NULL: then the device calls destroy when it closes
+    attachment->data =
+        &all_plans;   // anything but NULL: then the device calls destroy when it closes
     attachment->destroy = destroy_plans;
     const cudnnStatus_t status = cudnnSetStream(handle, device_cuda_stream(d));
-    if (status != CUDNN_STATUS_SUCCESS) die(EXIT_DEVICE, "cudnnSetStream: %s", cudnnGetErrorString(status));
+    if (status != CUDNN_STATUS_SUCCESS)
+        die(EXIT_DEVICE, "cudnnSetStream: %s", cudnnGetErrorString(status));
     auto result = graph.execute(handle, pointers, device_scratch(d, support.workspace_bytes));
-    if (result.is_bad()) die(EXIT_DEVICE, "attention by cuDNN failed: %s", result.get_message().c_str());
+    if (result.is_bad())
+        die(EXIT_DEVICE, "attention by cuDNN failed: %s", result.get_message().c_str());
 }
 
 static const Plans *plans_to_run(AttentionDims dims) {
@@ -219,8 +228,8 @@ void attention_cudnn_forward(Device *d, Tensor out, Tensor lse, Tensor qkv, Atte
          {LSE_ID, lse.data}});
 }
 
-void attention_cudnn_backward(Device *d, Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv,
-                              AttentionDims dims) {
+void attention_cudnn_backward(Device *d, Tensor dqkv, Tensor dout, Tensor out, Tensor lse,
+                              Tensor qkv, AttentionDims dims) {
     const Plans *p = plans_to_run(dims);
     const int NH = dims.num_heads, NKV = dims.num_kv_heads;
     run(d, p->backward, p->support,

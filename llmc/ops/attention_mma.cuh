@@ -1,14 +1,15 @@
-// attention_mma -- the PTX instructions that the attention kernels are made of, one function each: matrix loads
-// from shared memory, the 16x8x16 bf16 product, asynchronous copies, 2^x. What blocks and tiles are built from
-// them is in attention_tile.cuh. All of it exists from sm_80 on.
-// Source: PTX ISA 9.0, "Warp-level matrix instructions" and "cp.async".
+// attention_mma -- the PTX instructions that the attention kernels are made of, one function each:
+// matrix loads from shared memory, the 16x8x16 bf16 product, asynchronous copies, 2^x. What blocks
+// and tiles are built from them is in attention_tile.cuh. All of it exists from sm_80 on. Source:
+// PTX ISA 9.0, "Warp-level matrix instructions" and "cp.async".
 #pragma once
 #include <cuda_bf16.h>
 #include <stdint.h>
 
 typedef __nv_bfloat16 bf16;
 
-// Four 8x8 bf16 matrices over one warp: lane l holds elements (l / 4, 2 * (l % 4)) and the next one of each.
+// Four 8x8 bf16 matrices over one warp: lane l holds elements (l / 4, 2 * (l % 4)) and the next one
+// of each.
 struct Frag {
     uint32_t r[4];
 };
@@ -37,8 +38,10 @@ static __device__ __forceinline__ Frag ldmatrix_transposed(const bf16 *row) {
     return f;
 }
 
-// c (16x8 f32) += a (16x16) b (16x8). Lane l holds c at rows l / 4 and l / 4 + 8, columns 2 * (l % 4) and the next.
-static __device__ __forceinline__ void mma_16x8x16(float *c, const Frag &a, uint32_t b0, uint32_t b1) {
+// c (16x8 f32) += a (16x16) b (16x8). Lane l holds c at rows l / 4 and l / 4 + 8, columns 2 * (l %
+// 4) and the next.
+static __device__ __forceinline__ void mma_16x8x16(float *c, const Frag &a, uint32_t b0,
+                                                   uint32_t b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
                  "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
@@ -46,7 +49,8 @@ static __device__ __forceinline__ void mma_16x8x16(float *c, const Frag &a, uint
 }
 
 // Starts a copy of 16 (or 8) bytes to shared memory; zeros when not inside, then nothing is read.
-static __device__ __forceinline__ void copy_async_16(void *shared, const void *global, bool inside) {
+static __device__ __forceinline__ void copy_async_16(void *shared, const void *global,
+                                                     bool inside) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
                  "l"(global), "r"(inside ? 16 : 0)
                  : "memory");
@@ -56,7 +60,8 @@ static __device__ __forceinline__ void copy_async_8(void *shared, const void *gl
                  "l"(global), "r"(inside ? 8 : 0)
                  : "memory");
 }
-// Waits for the copies that this thread started; the barrier that makes them visible to others is the caller's.
+// Waits for the copies that this thread started; the barrier that makes them visible to others is
+// the caller's.
 static __device__ __forceinline__ void copy_async_wait(void) {
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
