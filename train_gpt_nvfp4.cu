@@ -159,7 +159,7 @@ static void print_plan(Run *r) {
     log_line("%s", version_build());
     log_line("device      %s, %d %s; GEMM %s, attention %s; ranks %d (%s)", r->device->name,
              r->device->num_threads, r->device->kind == DEVICE_CPU ? "threads" : "multiprocessors",
-             r->device->kind == DEVICE_CPU ? sgemm_name : "cuBLASLt", r->ops->attention_name,
+             r->device->kind == DEVICE_CPU ? sgemm_name : "cuBLASLt", r->ops->attention_name(),
              r->comm->size, r->comm->name);
     log_line("model       %lld parameters, %lld in the blocks' matrices",
              (long long)param_table_true_count(&r->model.params),
@@ -584,7 +584,8 @@ static const Verb verbs[] = {
     {"sample", verb_sample, "text from a checkpoint"},
     {"plan", verb_plan, "precision, memory and FLOPs of a run"},
     {"ckpt", verb_ckpt, "ckpt verify DIR: checks the files of a checkpoint"},
-    {"help", verb_help, "help [KEY]: all keys with their defaults, or one key, group or preset"},
+    {"help", verb_help,
+     "help [KEY]: all keys with their defaults, or one key, group or preset; --markdown"},
 };
 
 static void print_usage(void) {
@@ -597,6 +598,10 @@ static void print_usage(void) {
 }
 
 static int verb_help(int num_args, char **args) {
+    if (take_flag(&num_args, args, "--markdown")) {
+        config_help_markdown();
+        return EXIT_DONE;
+    }
     if (num_args == 0) print_usage();
     config_help(num_args > 0 ? args[0] : NULL);
     return EXIT_DONE;

@@ -132,15 +132,20 @@ void model_declare(Model *m, const Config *c) {
 typedef struct {
     int64_t core_in, core_out, linear;
     int64_t weight;
+    int64_t divisor;   // of all widths
 } Widest;
+
+static int64_t common_divisor(int64_t a, int64_t b) { return b == 0 ? a : common_divisor(b, a % b); }
 
 static Widest widest_of(Model *m) {
     const Param *head = &m->params.params[m->head];
-    Widest w = {m->config.dim, m->config.dim, m->config.dim, head->padded_rows * head->cols};
+    Widest w = {m->config.dim, m->config.dim, m->config.dim, head->padded_rows * head->cols,
+                m->config.dim};
     for (int id = 0; id < model_num_linears(m); id++) {
         const Linear *l = model_linear(m, id);
         w.linear = max_i64(w.linear, max_i64(l->in, l->out));
         w.weight = max_i64(w.weight, (int64_t)l->in * l->out);
+        w.divisor = common_divisor(w.divisor, common_divisor(l->in, l->out));
     }
     for (int i = 0; i < m->num_branches; i++) {
         w.core_in = max_i64(w.core_in, m->blocks[i].in.out);
@@ -183,6 +188,8 @@ static OpLimits limits_of(Model *m, const Config *c) {
     Widest w = widest_of(m);
     OpLimits limits = {
         .tokens = m->max_tokens,
+        .dim = m->config.dim,
+        .cols_divisor = w.divisor,
         .max_cols = max_i64(w.linear, w.core_in),
         .max_weight = w.weight,
         .logits_rows = head_rows(m),
@@ -209,6 +216,8 @@ static void layout(Model *m, const Config *c, const Ops *ops, int training) {
     }
     place_activations(m, &a[ARENA_SAVED], &a[ARENA_SCRATCH], training);
     OpLimits limits = limits_of(m, c);
+    const char *error = ops->limits_error(&limits);
+    if (error) die(EXIT_CONFIG, "model: %s", error);
     Tensor workspace =
         arena_tensor(&a[ARENA_WORKSPACE], DT_U8, 1, (int64_t)ops->scratch_bytes(&limits));
     if (workspace.data)

@@ -26,7 +26,9 @@ extern "C" {
 /* The largest sizes that ops will meet: what scratch must hold. */
 typedef struct {
     int64_t tokens;           // rows of an activation, B*T
+    int64_t dim;              // row of the residual stream
     int64_t max_cols;         // widest activation row outside the head
+    int64_t cols_divisor;     // greatest common divisor of all activation rows
     int64_t max_weight;       // elements of the largest weight
     int64_t logits_rows;      // rows of one chunk of the head
     int64_t padded_vocab;
@@ -36,7 +38,9 @@ typedef struct {
 
 typedef struct Ops {
     const char *name;              // "cpu", "cuda"
-    const char *attention_name;    // the implementation behind it, for the start-up lines
+    const char *(*attention_name)(void);   // the implementation, known once scratch_bytes ran
+    /* NULL, or why this device cannot run a model of these sizes, with what is legal. */
+    const char *(*limits_error)(const OpLimits *limits);
     size_t (*scratch_bytes)(const OpLimits *limits);
 
     void (*embedding_forward)(Device *, Tensor out, Tensor tokens, Tensor table, Tensor positions);

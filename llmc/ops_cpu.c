@@ -20,9 +20,18 @@ static size_t scratch_bytes(const OpLimits *l) {
     return most;
 }
 
+static const char *attention_name(void) { return "blocked loops"; }
+
+/* The reference takes every size. */
+static const char *limits_error(const OpLimits *l) {
+    (void)l;
+    return NULL;
+}
+
 const Ops ops_cpu = {
     .name = "cpu",
-    .attention_name = "blocked CPU",
+    .attention_name = attention_name,
+    .limits_error = limits_error,
     .scratch_bytes = scratch_bytes,
     .embedding_forward = embedding_forward_cpu,
     .embedding_backward = embedding_backward_cpu,

@@ -3,7 +3,20 @@
 
 #include "common.h"
 #include "ops/attention.cuh"
+#include "ops/norm.cuh"
 #include "ops/scratch_cuda.cuh"
+
+/* Rows of every matrix start at 16 bytes, a norm's row fits a block, a head fits attention's tiles. */
+static const char *limits_error(const OpLimits *l) {
+    if (l->cols_divisor % 8 != 0) {
+        return "on a GPU model.dim, model.ffn and heads x head_dim must be multiples of 8";
+    }
+    if (l->dim > NORM_MAX_COLS) return "on a GPU model.dim is at most 8192";
+    if (l->attention.head_dim % 8 != 0 || l->attention.head_dim > 128) {
+        return "on a GPU model.head_dim must be a multiple of 8, at most 128";
+    }
+    return NULL;
+}
 
 /* Ops run one after the other and share the scratch area: the largest need counts. */
 static size_t scratch_bytes(const OpLimits *l) {
@@ -22,7 +35,8 @@ static size_t scratch_bytes(const OpLimits *l) {
 // In the order of struct Ops; C++17 has no designated initialisers.
 const Ops ops_cuda = {
     "cuda",
-    "cuDNN or flash, see the attention line",
+    attention_cuda_name,
+    limits_error,
     scratch_bytes,
     embedding_forward_cuda,
     embedding_backward_cuda,
