@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# What needs a GPU, in stages: builds, compares every CUDA op with its reference, trains GPT-2 124M in BF16 and NVFP4
-# and compares both, checks BF16 against PyTorch, two ranks against one.
+# What needs a GPU, in stages: builds, compares every CUDA op with its reference, trains GPT-2 124M
+# in BF16 and NVFP4 and compares both, checks BF16 against PyTorch, two ranks against one.
 # usage: scripts/run_gpu_check.sh DATA OUT [STAGE ...]
 #   DATA   folder that data/prepare_text.py wrote with the GPT-2 tokenizer
 #   OUT    folder for logs and runs
-#   STAGE  build test memcheck short parity train ranks (default: all but ranks, which needs two GPUs)
+#   STAGE  build test memcheck short parity train ranks (default: all but ranks: it needs two GPUs)
 set -uo pipefail
 [ $# -ge 2 ] || { sed -n 's/^# usage: /usage: /p' "$0" >&2; exit 2; }
 data=$1 out=$2
@@ -14,7 +14,8 @@ stages=("$@")
 mkdir -p "$out"
 summary=$out/summary.txt
 program=./train_gpt_nvfp4
-common=("data.train=$data/train_*.bin" "data.val=$data/val_*.bin" "data.tokenizer=$data/tokenizer.vocab")
+common=("data.train=$data/train_*.bin" "data.val=$data/val_*.bin"
+    "data.tokenizer=$data/tokenizer.vocab")
 
 note() { echo "$*" | tee -a "$summary"; }
 
@@ -31,50 +32,68 @@ step() {   # NAME LINES COMMAND...
 train() {   # NAME CONFIG KEY=VALUE...
     local name=$1 config=$2
     shift 2
-    step "$name" 4 "$program" "configs/runs/$config.json" "${common[@]}" "log.dir=$out/runs/$name" ckpt.resume=never "$@"
+    step "$name" 4 "$program" "configs/runs/$config.json" "${common[@]}" \
+        "log.dir=$out/runs/$name" ckpt.resume=never "$@"
 }
 
 stage_build() { step build 2 make cuda -j"$(nproc)"; }
 
 stage_test() { step test_cuda 30 make -s -k test-cuda -j"$(nproc)"; }
 
+# Each op once; the long sweeps of the tests would take hours under the sanitizer.
 stage_memcheck() {
-    local test
-    for test in build/cuda/test/test_*; do
-        [ -x "$test" ] && [ ! -d "$test" ] || continue
-        case "$test" in *.o | *.d) continue ;; esac
-        step "memcheck_$(basename "$test")" 3 compute-sanitizer --tool memcheck --error-exitcode 9 "$test" --quick
-    done
+    local test filter
+    while read -r test filter; do
+        step "memcheck_${test}_$filter" 2 compute-sanitizer --tool memcheck --error-exitcode 9 \
+            "build/cuda/test/$test" "$filter"
+    done << 'LIST'
+test_ops
+test_quantize_cuda pairs_of_training
+test_quantize_cuda hadamard_op
+test_quantize_cuda every_bf16_magnitude
+test_attention_cuda flash_small
+test_attention_cuda cudnn_small
+LIST
+    step memcheck_train 3 compute-sanitizer --tool memcheck --error-exitcode 9 \
+        "$program" configs/runs/gpt2_124m_nvfp4.json "${common[@]}" "log.dir=$out/runs/memcheck" \
+        train.steps=1 sched.warmup_steps=0 model.layers=2 batch.micro=2 batch.total_tokens=2048 eval.every=0 \
+        eval.tokens=2048 ckpt.resume=never precision.keep_bf16.last=0
 }
 
 stage_short() {
     train short_bf16 gpt2_124m_bf16 train.steps=6 sched.warmup_steps=2 eval.every=0
-    train short_nvfp4 gpt2_124m_nvfp4 train.steps=6 sched.warmup_steps=2 eval.every=0 precision.keep_bf16.last=0
+    train short_nvfp4 gpt2_124m_nvfp4 train.steps=6 sched.warmup_steps=2 eval.every=0 \
+        precision.keep_bf16.last=0
 }
 
 # 20 steps in file order beside a PyTorch model with the same weights and batches.
 stage_parity() {
-    local keys=(train.steps=20 sched.warmup_steps=5 sched.final_frac=0.1 optim.lr=6e-4 data.shuffle=0 eval.every=0)
-    train parity_init gpt2_124m_bf16 "${keys[@]}" "train.steps=1" sched.warmup_steps=0 optim.lr=1e-30 optim.weight_decay=0
+    local keys=(train.steps=20 sched.warmup_steps=5 sched.final_frac=0.1 optim.lr=6e-4
+        data.shuffle=0 eval.every=0)
+    train parity_init gpt2_124m_bf16 "${keys[@]}" train.steps=1 sched.warmup_steps=0 optim.lr=1e-30 \
+        optim.weight_decay=0   # its checkpoint holds the initial weights
     train parity gpt2_124m_bf16 "${keys[@]}"
-    step parity_torch 4 python3 dev/parity_gpt2.py --weights "$out/runs/parity_init/ckpt/step_00000001/model.safetensors" \
-        --data "$data/train_*.bin" --micro 16 --total-tokens 524288 --steps 20 --lr 6e-4 --warmup-steps 5 \
+    step parity_torch 4 python3 dev/parity_gpt2.py \
+        --weights "$out/runs/parity_init/ckpt/step_00000001/model.safetensors" --data "$data/train_*.bin" \
+        --micro 16 --total-tokens 524288 --steps 20 --lr 6e-4 --warmup-steps 5 \
         --total-steps 20 --final-frac 0.1 --compare "$out/runs/parity/metrics.jsonl"
 }
 
 stage_train() {
     local keys=(train.steps=50 sched.warmup_steps=10 eval.every=25 eval.tokens=1048576)
     train train_bf16 gpt2_124m_bf16 "${keys[@]}"
-    train train_nvfp4 gpt2_124m_nvfp4 "${keys[@]}" precision.keep_bf16.first=0 precision.keep_bf16.last=0
-    step compare 12 python3 scripts/compare.py "$out/runs/train_bf16" "$out/runs/train_nvfp4" --out "$out/compare.png"
+    train train_nvfp4 gpt2_124m_nvfp4 "${keys[@]}" precision.keep_bf16.last=0
+    step compare 12 python3 scripts/compare.py "$out/runs/train_bf16" "$out/runs/train_nvfp4" \
+        --out "$out/compare.png"
 }
 
 stage_ranks() {
     local keys=(train.steps=5 sched.warmup_steps=2 eval.every=0 ckpt.every=0 ckpt.resume=never)
     train one_rank gpt2_124m_bf16 "${keys[@]}"
-    step two_ranks 4 mpirun --allow-run-as-root -np 2 "$program" configs/runs/gpt2_124m_bf16.json "${common[@]}" \
-        "log.dir=$out/runs/two_ranks" "${keys[@]}"
-    step compare_ranks 4 python3 scripts/compare.py "$out/runs/one_rank" "$out/runs/two_ranks" --out "$out/ranks.png"
+    step two_ranks 4 mpirun --allow-run-as-root -np 2 "$program" configs/runs/gpt2_124m_bf16.json \
+        "${common[@]}" "log.dir=$out/runs/two_ranks" "${keys[@]}"
+    step compare_ranks 4 python3 scripts/compare.py "$out/runs/one_rank" "$out/runs/two_ranks" \
+        --out "$out/ranks.png"
 }
 
 for stage in "${stages[@]}"; do "stage_$stage" || note "stage $stage did not succeed"; done
