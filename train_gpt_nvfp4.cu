@@ -34,6 +34,9 @@ nvcc; WITH_CUDA is tested here only.
 
 enum { STAGING_BYTES = 8 << 20 };
 
+/* What a verb reads of data.*: a config may name files that are not where the verb runs. */
+enum { READ_TRAIN = 1, READ_VAL = 2, READ_TOKENIZER = 4 };
+
 typedef struct {
     Config config;
     Comm *host, *comm;   // the ranks, for host memory and for the device's
@@ -178,23 +181,29 @@ static void print_plan(Run *r) {
     free(memory);
 }
 
-/* Everything that train, plan and --dry-run share: the machine, the data, the model's shape. */
-static void open_run(Run *r, int num_args, char **args, int needs_data) {
+static void refuse_flags(int num_args, char **args) {
+    for (int i = 0; i < num_args; i++) {
+        if (args[i][0] != '-') continue;
+        die(EXIT_CONFIG,
+            "unknown flag %s; flags are --help and, of train, --dry-run; values are set by "
+            "key=value",
+            args[i]);
+    }
+}
+
+/* Everything that the verbs share: the machine, the data, the model's shape. */
+static void open_run(Run *r, int num_args, char **args, int reads) {
     Config *c = &r->config;
+    memset(r, 0, sizeof(*r));
+    refuse_flags(num_args, args);
     config_parse(c, num_args, args);
     open_machine(r);
     r->accumulation = config_accumulation(c, r->comm->size);
     r->step_tokens = config_step_tokens(c, r->comm->size);
-    if (needs_data && c->data.train.count == 0) {
-        die(EXIT_CONFIG, "data.train is not set: name the shards that data/prepare_text.py wrote, "
-                         "data.train=DIR/train_*.bin");
-    }
-    if (c->data.train.count > 0) {
+    if (reads & READ_TRAIN && c->data.train.count > 0)
         r->train = open_data(c, &c->data.train, c->data.shuffle, "data.train");
-        r->steps = config_steps(c, r->comm->size, dataloader_num_sequences(r->train));
-    }
-    open_val(r);
-    open_tokenizer(r);
+    if (reads & READ_VAL) open_val(r);
+    if (reads & READ_TOKENIZER) open_tokenizer(r);
     model_declare(&r->model, c);
     check_backend(r);
     plan_precision_tag(&r->model, c, r->precision_tag, sizeof(r->precision_tag));
@@ -260,6 +269,12 @@ static void load_checkpoint(Run *r, const char *path, int training) {
             "seed, or "
             "ckpt.resume=never",
             (unsigned long long)r->config.seed, path, (unsigned long long)s.seed);
+    }
+    if (training && s.step > r->steps) {
+        die(EXIT_CONFIG,
+            "the run has %lld steps, but %s is at step %lld; raise train.steps (or train.tokens, "
+            "train.epochs), or set ckpt.resume=never",
+            (long long)r->steps, path, (long long)s.step);
     }
     r->step = s.step;
     r->position = s.position;
@@ -472,17 +487,33 @@ static int take_flag(int *num_args, char **args, const char *flag) {
     return found;
 }
 
-static int verb_train(int num_args, char **args) {
-    int dry_run = take_flag(&num_args, args, "--dry-run");
-    Run run;
-    Run *r = &run;
-    memset(r, 0, sizeof(*r));
-    open_run(r, num_args, args, 1);
+/* What only training needs of the config: data, a length, a tokenizer for samples on the way. */
+static void plan_training(Run *r) {
     const Config *c = &r->config;
+    if (!r->train) {
+        die(EXIT_CONFIG, "data.train is not set: name the shards that data/prepare_text.py wrote, "
+                         "data.train=DIR/train_*.bin");
+    }
+    if (c->sample.every > 0 && !r->tokenizer) {
+        die(EXIT_CONFIG,
+            "sample.every is %lld, but data.tokenizer is not set: name the tokenizer.vocab beside "
+            "the shards, or set sample.every=0",
+            (long long)c->sample.every);
+    }
+    r->steps = config_steps(c, r->comm->size, dataloader_num_sequences(r->train));
     Schedule schedule = {c->sched.type,       c->optim.lr,         c->sched.warmup_steps,
                          c->sched.decay_frac, c->sched.final_frac, r->steps};
     r->schedule = schedule;
     r->guard = guard_make(c->guard.skip_loss_z, c->guard.skip_grad_z);
+}
+
+static int verb_train(int num_args, char **args) {
+    int dry_run = take_flag(&num_args, args, "--dry-run");
+    Run run;
+    Run *r = &run;
+    open_run(r, num_args, args, READ_TRAIN | READ_VAL | READ_TOKENIZER);
+    plan_training(r);
+    const Config *c = &r->config;
     if (dry_run) {
         model_measure(&r->model, c, r->device, r->ops, 1);
         print_plan(r);
@@ -518,8 +549,11 @@ static int verb_train(int num_args, char **args) {
 
 static int verb_plan(int num_args, char **args) {
     Run run;
-    memset(&run, 0, sizeof(run));
-    open_run(&run, num_args, args, 0);
+    open_run(&run, num_args, args, READ_TRAIN | READ_VAL | READ_TOKENIZER);
+    const Config *c = &run.config;
+    int has_length = c->train.steps > 0 || c->train.tokens > 0 || c->train.epochs > 0;
+    if (run.train && has_length)
+        run.steps = config_steps(c, run.comm->size, dataloader_num_sequences(run.train));
     model_measure(&run.model, &run.config, run.device, run.ops, 1);
     print_plan(&run);
     close_run(&run);
@@ -527,9 +561,7 @@ static int verb_plan(int num_args, char **args) {
 }
 
 /* The model of a checkpoint, for evaluation. */
-static void open_trained(Run *r, int num_args, char **args) {
-    memset(r, 0, sizeof(*r));
-    open_run(r, num_args, args, 0);
+static void load_trained(Run *r) {
     place_model(r, 0);
     char *checkpoint = find_checkpoint(r);
     if (!checkpoint) {
@@ -543,10 +575,12 @@ static void open_trained(Run *r, int num_args, char **args) {
 
 static int verb_eval(int num_args, char **args) {
     Run run;
-    open_trained(&run, num_args, args);
-    if (!run.val)
+    open_run(&run, num_args, args, READ_VAL);
+    if (!run.val) {
         die(EXIT_CONFIG,
             "data.val is not set: name the shards to evaluate on, data.val=DIR/val_*.bin");
+    }
+    load_trained(&run);
     double loss = eval_run(&run.evaluation, &run.model, run.comm);
     log_line("step %lld | val loss %.6f | %lld tokens | %s", (long long)run.step, loss,
              (long long)(run.evaluation.sequences * run.config.batch.seq_len), run.precision_tag);
@@ -556,9 +590,10 @@ static int verb_eval(int num_args, char **args) {
 
 static int verb_sample(int num_args, char **args) {
     Run run;
-    open_trained(&run, num_args, args);
+    open_run(&run, num_args, args, READ_TOKENIZER);
     if (!run.tokenizer)
         die(EXIT_CONFIG, "data.tokenizer is not set: name the tokenizer.vocab beside the shards");
+    load_trained(&run);
     for (int i = 0; i < run.config.sample.count; i++) print_sample(&run, i);
     close_run(&run);
     return EXIT_DONE;
@@ -567,7 +602,11 @@ static int verb_sample(int num_args, char **args) {
 static int verb_ckpt(int num_args, char **args) {
     if (num_args != 2 || strcmp(args[0], "verify") != 0)
         die(EXIT_CONFIG, "usage: train_gpt_nvfp4 ckpt verify DIR");
-    return checkpoint_verify(args[1]) == 0 ? EXIT_DONE : EXIT_DATA;
+    char *path = checkpoint_find(args[1]);
+    if (!path) die(EXIT_DATA, "there is no checkpoint at %s", args[1]);
+    int faults = checkpoint_verify(path);
+    free(path);
+    return faults == 0 ? EXIT_DONE : EXIT_DATA;
 }
 
 typedef struct {
@@ -583,18 +622,17 @@ static const Verb verbs[] = {
     {"eval", verb_eval, "validation loss of a checkpoint"},
     {"sample", verb_sample, "text from a checkpoint"},
     {"plan", verb_plan, "precision, memory and FLOPs of a run"},
-    {"ckpt", verb_ckpt, "ckpt verify DIR: checks the files of a checkpoint"},
+    {"ckpt", verb_ckpt, "ckpt verify DIR: checks the files of a checkpoint, or of the newest in DIR"},
     {"help", verb_help,
      "help [KEY]: all keys with their defaults, or one key, group or preset; --markdown"},
 };
 
-static void print_usage(void) {
-    printf("usage: train_gpt_nvfp4 [verb] config.json [more.json ...] [key=value ...]\n");
+static void print_usage(FILE *out) {
+    fprintf(out, "usage: train_gpt_nvfp4 [verb] config.json [more.json ...] [key=value ...]\n");
     for (int i = 0; i < ARRAY_LEN(verbs); i++)
-        printf("  %-8s %s\n", verbs[i].name, verbs[i].summary);
-    printf("exit codes: 0 done, 2 config, 3 data or disk, 4 device, 5 out of memory, 6 diverged, 7 "
-           "hang, "
-           "130 interrupted\n");
+        fprintf(out, "  %-8s %s\n", verbs[i].name, verbs[i].summary);
+    fprintf(out, "exit codes: 0 done, 2 config, 3 data or disk, 4 device, 5 out of memory, "
+                 "6 diverged, 7 hang, 130 interrupted\n");
 }
 
 static int verb_help(int num_args, char **args) {
@@ -602,24 +640,41 @@ static int verb_help(int num_args, char **args) {
         config_help_markdown();
         return EXIT_DONE;
     }
-    if (num_args == 0) print_usage();
+    if (num_args == 0) print_usage(stdout);
     config_help(num_args > 0 ? args[0] : NULL);
     return EXIT_DONE;
+}
+
+/* A first word that is neither a verb nor a config is most likely a misspelled verb. */
+static void refuse_unknown_verb(const char *word) {
+    if (word[0] == '-' || strpbrk(word, "=./") || file_exists(word)) return;
+    die(EXIT_CONFIG,
+        "\"%s\" is neither a verb nor a file; verbs are train, eval, sample, plan, ckpt, help",
+        word);
+}
+
+/* What other verbs than train print is their result: a full disk must not pass for success. */
+static int finish_output(int exit_code) {
+    if (fflush(stdout) != 0 || ferror(stdout)) die(EXIT_DATA, "cannot write to standard output");
+    return exit_code;
 }
 
 int main(int argc, char **argv) {
     int num_args = argc - 1;
     char **args = argv + 1;
     if (take_flag(&num_args, args, "--help") || take_flag(&num_args, args, "-h")) {
-        print_usage();
-        return EXIT_DONE;
+        print_usage(stdout);
+        return finish_output(EXIT_DONE);
     }
     if (num_args == 0) {
-        print_usage();
+        print_usage(stderr);
         return EXIT_CONFIG;
     }
     for (int i = 0; i < ARRAY_LEN(verbs); i++) {
-        if (strcmp(args[0], verbs[i].name) == 0) return verbs[i].run(num_args - 1, args + 1);
+        if (strcmp(args[0], verbs[i].name) != 0) continue;
+        int exit_code = verbs[i].run(num_args - 1, args + 1);
+        return verbs[i].run == verb_train ? exit_code : finish_output(exit_code);
     }
+    refuse_unknown_verb(args[0]);
     return verb_train(num_args, args);
 }

@@ -95,11 +95,12 @@ static void resolve_plans(Model *m, const Config *c) {
         l->plan = recipe_resolve(c->precision.recipe, rules, num_rules, l->name);
         const char *error =
             recipe_error(&l->plan, l->in, l->out, (int64_t)c->batch.micro * c->batch.seq_len);
-        if (!error && linear_quantized_gemms(l)) {
-            error =
-                recipe_error(&l->plan, l->in, l->out, (int64_t)c->eval.micro * c->batch.seq_len);
-        }
         if (error) die(EXIT_CONFIG, "precision of %s: %s", l->name, error);
+        error = recipe_error(&l->plan, l->in, l->out, (int64_t)c->eval.micro * c->batch.seq_len);
+        if (error) {
+            die(EXIT_CONFIG, "precision of %s, with eval.micro %d for batch.micro: %s", l->name,
+                c->eval.micro, error);
+        }
         m->quantized |= linear_quantized_gemms(l) > 0;
         int is_f32 = l->plan.cell[GEMM_FPROP][SIDE_A].format == FORMAT_F32;
         if (is_f32 != (m->config.dtype == DT_F32)) {
