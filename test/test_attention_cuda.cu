@@ -56,6 +56,7 @@ static float value_at(Tensor t, int64_t row, int64_t col) {
 static void fill_qkv(Tensor qkv, AttentionDims a, Logits logits) {
     const float spread = logits == LOGITS_LARGE ? sqrtf(12) : 1;
     const int num_scored = a.num_heads + a.num_kv_heads;   // heads of q and k
+#pragma omp parallel for
     for (int64_t i = 0; i < tensor_count(qkv); i++) {
         const int head = (int)(i % qkv.cols / a.head_dim);
         float x = normal_at((uint64_t)i, 1) * (head < num_scored ? spread : 1);
@@ -82,6 +83,7 @@ static Problem make_problem(AttentionDims a, Logits logits) {
                  host_tensor(DT_F32, (int64_t)a.B * a.num_heads, a.T),
                  host_tensor(DT_BF16, rows, attention_qkv_cols(a))};
     fill_qkv(p.qkv, a, logits);
+#pragma omp parallel for
     for (int64_t i = 0; i < tensor_count(p.dout); i++)
         ((bf16_t *)p.dout.data)[i] = bf16_from_f32(normal_at((uint64_t)i, 2));
     return p;

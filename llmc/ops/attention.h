@@ -13,10 +13,11 @@ attention -- causal self-attention with grouped query heads; the T x T matrix is
             is overwritten; deterministic forward and backward
   errors    aborts on a shape or dtype mismatch (attention_check); CUDA: HS a multiple of 8, at most
             128
-  scratch   delta and the unreduced dk, dv of grouped heads, see OpLimits
+  scratch   attention_scratch_cpu (scratch_cpu.h), attention_cuda_scratch_bytes (attention.cuh)
   source    Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691; Ainslie et al. 2023,
             arXiv:2305.13245 (grouped heads)
-  tests     test_ops.c attention; bf16 within 2 ulp of the reference
+  tests     test_ops_cpu.c attention, test_attention_cuda.cu; bf16 within 2 ulp of the reference and
+            what the rounding of p and ds explains
 
 rope -- rotary positions on q and k, in place, half-split pairs (element i with i + HS/2), as in
 Hugging Face Llama.
