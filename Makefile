@@ -33,6 +33,14 @@ PROGRAM := train_gpt_nvfp4
 links = $(shell echo 'int main(void) { return 0; }' | \
     $(CXX) -include $(1) -x c++ - $(2) -o /dev/null 2>/dev/null && echo yes)
 
+NO_CUDA := no nvcc
+ifneq ($(NVCC),)
+ifeq ($(shell $(NVCC) --list-gpu-code 2>/dev/null | grep -x sm_120),)
+NO_CUDA := $(NVCC) is older than CUDA 12.8
+override NVCC :=
+endif
+endif
+
 CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
 CUDA_LINK := -I$(CUDA_HOME)/include -L$(CUDA_HOME)/lib64
 
@@ -126,12 +134,17 @@ endif
 all: $(HERE)   ## this machine's program: CUDA where nvcc is found, else CPU (the default)
 
 cpu: $(BUILD)/cpu/$(PROGRAM)   ## the program without CUDA, whatever this machine has
-	@echo '$(CPU_BUILD)$(if $(NVCC),,: no nvcc)'
+	@echo '$(CPU_BUILD)$(if $(NVCC),,: $(NO_CUDA))'
 	@ln -sfn $< $(PROGRAM)
 
+ifneq ($(NVCC),)
 cuda: $(BUILD)/cuda/$(PROGRAM)   ## the program with CUDA; SM="80 90a 100a 103a 120f" picks GPUs
 	@echo '$(CUDA_BUILD)'
 	@ln -sfn $< $(PROGRAM)
+else
+cuda:
+	@echo 'make cuda: $(NO_CUDA)' >&2; exit 1
+endif
 
 C_TESTS := $(basename $(notdir $(wildcard test/test_*.c)))
 CUDA_TESTS := $(basename $(notdir $(wildcard test/test_*.cu)))
@@ -171,9 +184,9 @@ format:   ## clang-format over all C and CUDA files
 help:   ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*##* \(.*\)/\1 \2/p' Makefile | \
 	    while read -r name text; do printf '  make %-10s %s\n' "$$name" "$$text"; done
-	@echo '  here: $(if $(NVCC),$(CUDA_BUILD),$(CPU_BUILD): no nvcc)'
+	@echo '  here: $(if $(NVCC),$(CUDA_BUILD),$(CPU_BUILD): $(NO_CUDA))'
 
-all-sm:   ## prints every GPU target that this nvcc knows
+all-sm:   ## prints every GPU target that nvcc can build for; nothing without nvcc
 	@echo '$(ALL_SM)'
 
 clean:   ## removes the build folder and the program
@@ -198,9 +211,12 @@ $(BUILD)/cuda/%.o: %.c $(BUILD)/cuda/flags
 	@mkdir -p $(@D)
 	$(CC) $(C_FLAGS) $(OPTIMISE) $(mpi_flags) -c $< -o $@
 
+# -O1 without -g: the cuDNN frontend's headers take minutes and gigabytes otherwise, for code that runs
+# once a shape.
 $(BUILD)/cuda/%.cpp.o: %.cpp $(BUILD)/cuda/flags
 	@mkdir -p $(@D)
-	$(CXX) $(CXX_FLAGS) -O2 -isystem $(CUDA_HOME)/include -isystem $(FRONTEND) -c $< -o $@
+	$(CXX) $(filter-out -g,$(CXX_FLAGS)) -O1 -isystem $(CUDA_HOME)/include \
+	    -isystem $(FRONTEND) -c $< -o $@
 
 $(BUILD)/cuda/%.cu.o: %.cu $(BUILD)/cuda/flags
 	@mkdir -p $(@D)
