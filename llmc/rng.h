@@ -31,22 +31,25 @@ Host-side draws (initialisation, sampling, data order) use RNG_STREAM_* tags wit
 
 typedef struct { uint32_t w[4]; } Philox4;
 
-RNG_HD Philox4 philox4x32_10(Philox4 counter, uint32_t key0, uint32_t key1) {
-    uint32_t c0 = counter.w[0], c1 = counter.w[1], c2 = counter.w[2], c3 = counter.w[3];
-    for (int round = 0; round < 10; round++) {
-        uint64_t p0 = (uint64_t)0xD2511F53u * c0;
-        uint64_t p1 = (uint64_t)0xCD9E8D57u * c2;
-        uint32_t n0 = (uint32_t)(p1 >> 32) ^ c1 ^ key0;
-        uint32_t n2 = (uint32_t)(p0 >> 32) ^ c3 ^ key1;
-        c1 = (uint32_t)p1;
-        c3 = (uint32_t)p0;
-        c0 = n0;
-        c2 = n2;
-        key0 += 0x9E3779B9u;   // the bump after the last round is unused
-        key1 += 0xBB67AE85u;
-    }
-    Philox4 out = {{c0, c1, c2, c3}};
+#define PHILOX_ROUNDS 10
+#define PHILOX_BUMP0  0x9E3779B9u   // what the two key words grow by from round to round
+#define PHILOX_BUMP1  0xBB67AE85u
+
+RNG_HD Philox4 philox4x32_round(Philox4 c, uint32_t key0, uint32_t key1) {
+    uint64_t p0 = (uint64_t)0xD2511F53u * c.w[0];
+    uint64_t p1 = (uint64_t)0xCD9E8D57u * c.w[2];
+    Philox4 out = {{(uint32_t)(p1 >> 32) ^ c.w[1] ^ key0, (uint32_t)p1,
+                    (uint32_t)(p0 >> 32) ^ c.w[3] ^ key1, (uint32_t)p0}};
     return out;
+}
+
+RNG_HD Philox4 philox4x32_10(Philox4 counter, uint32_t key0, uint32_t key1) {
+    for (int round = 0; round < PHILOX_ROUNDS; round++) {
+        counter = philox4x32_round(counter, key0, key1);
+        key0 += PHILOX_BUMP0;
+        key1 += PHILOX_BUMP1;
+    }
+    return counter;
 }
 
 /* The counter of one group of 16 elements. */

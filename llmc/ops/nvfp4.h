@@ -62,7 +62,8 @@ NVFP4_HD Nvfp4Tensor nvfp4_tensor(float amax, const Operand *how) {
 
 /* s: the block scale before it is rounded. */
 NVFP4_HD float nvfp4_raw_scale(Nvfp4Tensor t, float block_amax) {
-    float s = block_amax / t.block_div * t.block_mult * t.headroom_mult;
+    float amax = t.block_div == 1.0f ? block_amax : block_amax / t.block_div;
+    float s = amax * t.block_mult * t.headroom_mult;
     return s > FLT_MAX ? FLT_MAX : s;
 }
 

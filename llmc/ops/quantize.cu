@@ -66,7 +66,7 @@ __global__ static void __launch_bounds__(THREADS, 4)
 #pragma unroll
         for (int r = 0; r < 16; r++) word[r] = p[(uint64_t)r * pairs_per_row];
 #pragma unroll
-        for (int r = 0; r < 16; r++) plain = max_abs2(plain, word[r]);
+        for (int r = 0; r < 16; r++) plain = max2(plain, abs2(word[r]));
         if (TRANSFORM) {
             float low[16], high[16];
             transform_columns(low, high, word, targets.sign_mask);
@@ -95,6 +95,7 @@ typedef struct {
     uint16_t *values;
     const float *amax;
     Quantizer how;
+    RoundKeys keys;
     uint32_t sign_mask;
 } PairOperand;
 typedef struct {
@@ -120,8 +121,8 @@ static __device__ __forceinline__ uint32_t round_pair(uint32_t pair, PairScales 
         low = e2m1_nearest(low);
         high = e2m1_nearest(high);
     } else {
-        low = e2m1_stochastic(low, low_dither);
-        high = e2m1_stochastic(high, high_dither);
+        low = e2m1_stochastic(low, low_dither, DITHER8_OFFSET);
+        high = e2m1_stochastic(high, high_dither, DITHER8_OFFSET);
     }
     uint32_t values = as_word(__hmul2_rn(as_bf16x2(pack_bf16x2(low, high)), s.scales));
     return values | (pair & keep);
@@ -131,13 +132,17 @@ static __device__ __forceinline__ uint32_t signs_to_keep(Nvfp4Tensor t) {
     return t.quant_mult == t.quant_mult ? 0x80008000u : 0;
 }
 
+/* Of the even and of the odd elements. */
+static __device__ __forceinline__ uint32_t max_abs_of_8(uint4 v) {
+    return max2(max2(abs2(v.x), abs2(v.y)), max2(abs2(v.z), abs2(v.w)));
+}
+
 /* Maxima of the 16-column blocks of two rows, of which this lane and its neighbour hold a half
    each: the first row's in the low half of the result, the second's in the high half. */
 static __device__ __forceinline__ uint32_t row_block_maxima(uint4 first, uint4 second) {
-    uint32_t a = max_abs2(max_abs2(first.x, first.y), max_abs2(first.z, first.w));
-    uint32_t b = max_abs2(max_abs2(second.x, second.y), max_abs2(second.z, second.w));
-    uint32_t most = max_abs2(__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632));
-    return max_abs2(most, __shfl_xor_sync(0xFFFFFFFFu, most, 1));
+    uint32_t a = max_abs_of_8(first), b = max_abs_of_8(second);
+    uint32_t most = max2(__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632));
+    return max2(most, __shfl_xor_sync(0xFFFFFFFFu, most, 1));
 }
 
 /* Words of random bits for this lane's half of both rows. The even lane draws the first row's
@@ -146,9 +151,9 @@ typedef struct {
     uint32_t first[2], second[2];
 } RowDraws;
 
-static __device__ __forceinline__ RowDraws draw_rows(const Quantizer &q, uint64_t own_group,
+static __device__ __forceinline__ RowDraws draw_rows(const PairOperand &o, uint64_t own_group,
                                                      bool odd) {
-    Philox4 own = draw_group(q, own_group, 0);
+    Philox4 own = draw_group(o.how, o.keys, own_group, 0);
     RowDraws d;
     for (int i = 0; i < 2; i++) {
         uint32_t received = __shfl_xor_sync(0xFFFFFFFFu, odd ? own.w[i] : own.w[2 + i], 1);
@@ -193,7 +198,7 @@ static __device__ __forceinline__ void quantize_two_rows(const PairArgs &args, N
     RowDraws draws = {};
     if (MODE == MODE_STOCHASTIC) {
         uint64_t group = draw_group_index(args.row.how, args.cols, row + (odd ? 8 : 0), col / 16);
-        draws = draw_rows(args.row.how, group, odd);
+        draws = draw_rows(args.row, group, odd);
     }
     uint32_t keep = signs_to_keep(t);
     uint4 first = round_row<MODE>(in[0], odd ? other_mult : own_mult, odd ? other_scale : own_scale,
@@ -208,9 +213,9 @@ static __device__ __forceinline__ void quantize_two_rows(const PairArgs &args, N
 
 /* Rows [row, row + 16) at columns col and col + 1 of a token operand. */
 template <PairMode MODE, bool TRANSFORM>
-static __device__ __forceinline__ void quantize_two_columns(const PairArgs &args, uint32_t word[16],
-                                                            int64_t row, int64_t col) {
-    Nvfp4Tensor t = nvfp4_tensor(*args.token.amax, &args.token.how.how);
+static __device__ __forceinline__ void quantize_two_columns(const PairArgs &args, Nvfp4Tensor t,
+                                                            uint32_t word[16], int64_t row,
+                                                            int64_t col) {
     if (TRANSFORM) {
         float low[16], high[16];
         transform_columns(low, high, word, args.token.sign_mask);
@@ -219,7 +224,7 @@ static __device__ __forceinline__ void quantize_two_columns(const PairArgs &args
     }
     uint32_t maxima = 0;
 #pragma unroll
-    for (int r = 0; r < 16; r++) maxima = max_abs2(maxima, word[r]);
+    for (int r = 0; r < 16; r++) maxima = max2(maxima, abs2(word[r]));
     float low_scale = nvfp4_round_scale(nvfp4_raw_scale(t, low_f32(maxima)));
     float high_scale = nvfp4_round_scale(nvfp4_raw_scale(t, high_f32(maxima)));
     PairScales s = {nvfp4_element_mult(t, low_scale), nvfp4_element_mult(t, high_scale),
@@ -227,8 +232,8 @@ static __device__ __forceinline__ void quantize_two_columns(const PairArgs &args
     Philox4 low_draw = {}, high_draw = {};
     if (MODE == MODE_STOCHASTIC) {
         uint64_t group = draw_group_index(args.token.how, args.cols, col, row / 16);
-        low_draw = draw_group(args.token.how, group, 0);
-        high_draw = draw_group(args.token.how, group + 1, 0);
+        low_draw = draw_group(args.token.how, args.token.keys, group, 0);
+        high_draw = draw_group(args.token.how, args.token.keys, group + 1, 0);
     }
     uint32_t keep = signs_to_keep(t);
     uint16_t *out = args.token.values + row * args.cols + col;
@@ -255,6 +260,8 @@ columns of each, and rounds them for the row operand; through shared memory a th
 template <PairMode ROW, PairMode TOKEN, bool TRANSFORM>
 __global__ static void __launch_bounds__(THREADS, 3) quantize_pair_kernel(PairArgs args) {
     __shared__ uint32_t tile[TILE_ROWS][TILE_PAIRS];
+    __shared__ Nvfp4Tensor
+        tensors[2];   // of the row and of the token operand: one thread's divisions
     int64_t tiles_per_row = (args.cols + TILE_COLS - 1) / TILE_COLS;
     int64_t row0 = blockIdx.x / tiles_per_row * TILE_ROWS,
             col0 = blockIdx.x % tiles_per_row * TILE_COLS;
@@ -272,12 +279,15 @@ __global__ static void __launch_bounds__(THREADS, 3) quantize_pair_kernel(PairAr
 #pragma unroll
         for (int i = 0; i < TILE_ROWS / 8; i++)
             *reinterpret_cast<uint4 *>(&tile[warp + i * 8][lane * 4]) = in[i];
-        __syncthreads();
     }
+    if (ROW != MODE_ABSENT && threadIdx.x == 0)
+        tensors[0] = nvfp4_tensor(*args.row.amax, &args.row.how.how);
+    if (TOKEN != MODE_ABSENT && threadIdx.x == WARP)
+        tensors[1] = nvfp4_tensor(*args.token.amax, &args.token.how.how);
+    __syncthreads();
     if (ROW != MODE_ABSENT) {
-        Nvfp4Tensor t = nvfp4_tensor(*args.row.amax, &args.row.how.how);
-        quantize_two_rows<ROW>(args, t, in, row0 + warp, col);
-        quantize_two_rows<ROW>(args, t, in + 2, row0 + warp + 16, col);
+        quantize_two_rows<ROW>(args, tensors[0], in, row0 + warp, col);
+        quantize_two_rows<ROW>(args, tensors[0], in + 2, row0 + warp + 16, col);
     }
     if (TOKEN != MODE_ABSENT) {
         int strip = threadIdx.x / TILE_PAIRS, pair = threadIdx.x % TILE_PAIRS;
@@ -286,7 +296,7 @@ __global__ static void __launch_bounds__(THREADS, 3) quantize_pair_kernel(PairAr
         uint32_t word[16];
 #pragma unroll
         for (int r = 0; r < 16; r++) word[r] = tile[strip * 16 + r][pair];
-        quantize_two_columns<TOKEN, TRANSFORM>(args, word, row, pair_col);
+        quantize_two_columns<TOKEN, TRANSFORM>(args, tensors[1], word, row, pair_col);
     }
 }
 
@@ -359,11 +369,12 @@ __global__ static void __launch_bounds__(THREADS)
 }
 
 /* draw / 2^(bits + 1) of each element, for any width. */
-static __device__ void draw_block(float half_dither[16], const Quantizer &q, uint64_t group) {
+static __device__ void draw_block(float half_dither[16], const Quantizer &q, const RoundKeys &keys,
+                                  uint64_t group) {
     int bits = q.how.dither_bits;
     float unit = 0.5f / (float)(1u << bits);
     for (int sub = 0; sub < (bits == 24 ? 4 : bits / 8); sub++) {
-        Philox4 draw = draw_group(q, group, (uint32_t)sub);
+        Philox4 draw = draw_group(q, keys, group, (uint32_t)sub);
 #pragma unroll
         for (int e = 0; e < 16; e++) {
             uint32_t word8 = draw.w[e / 4], word16 = draw.w[e % 8 / 2], word24 = draw.w[e % 4];
@@ -411,7 +422,7 @@ and form that the pair kernel does not know: weights once a step, ablations, pac
   limiter  memory; measured: see dev/SPEED.md
 */
 __global__ static void __launch_bounds__(THREADS)
-    quantize_block_kernel(QOperand o, Quantizer q, const uint16_t *x, int64_t cols,
+    quantize_block_kernel(QOperand o, Quantizer q, RoundKeys keys, const uint16_t *x, int64_t cols,
                           uint32_t sign_mask) {
     int64_t thread = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (thread >= o.rows * o.k / 16) return;   // whole tiles of 16 threads
@@ -428,13 +439,13 @@ __global__ static void __launch_bounds__(THREADS)
     float scale = nvfp4_round_scale(nvfp4_raw_scale(t, __uint_as_float(most)));
     float mult = nvfp4_element_mult(t, scale);
     bool stochastic = q.how.rounding == ROUND_STOCHASTIC;
-    if (stochastic) draw_block(half_dither, q, draw_group_index(q, cols, p.row, p.block));
+    if (stochastic) draw_block(half_dither, q, keys, draw_group_index(q, cols, p.row, p.block));
     uint32_t sign[16], keep = signs_to_keep(t) & 0x80000000u;
 #pragma unroll
     for (int e = 0; e < 16; e++) {
         sign[e] = __float_as_uint(v[e]) & keep;
         float y = __fmul_rn(v[e], mult);
-        v[e] = stochastic ? e2m1_stochastic(y, half_dither[e]) : e2m1_nearest(y);
+        v[e] = stochastic ? e2m1_stochastic(y, half_dither[e], 0.0f) : e2m1_nearest(y);
     }
     if (o.form == FORM_PACKED) store_codes(o, p, v, scale, sign);
     else store_values(o, q, cols, p, v, scale, sign);
@@ -500,6 +511,7 @@ static PairOperand pair_operand(const QOperand *o, const Quantizer *q) {
     p.values = (uint16_t *)o->data;
     p.amax = o->amax;
     p.how = *q;
+    p.keys = round_keys(q->seed);
     p.sign_mask = hadamard_sign_mask(q->how.signs);
     return p;
 }
@@ -509,8 +521,9 @@ static void quantize_blocks(cudaStream_t stream, const QOperand *o, const Quanti
     if (o->form == FORM_PACKED)
         CUDA_CHECK(cudaMemsetAsync(o->scales, 0, quantize_scales_bytes(o->rows, o->k), stream));
     unsigned blocks = (unsigned)ceil_div(tensor_count(x) / 16, THREADS);
-    quantize_block_kernel<<<blocks, THREADS, 0, stream>>>(
-        *o, *how, (const uint16_t *)x.data, x.cols, hadamard_sign_mask(how->how.signs));
+    quantize_block_kernel<<<blocks, THREADS, 0, stream>>>(*o, *how, round_keys(how->seed),
+                                                          (const uint16_t *)x.data, x.cols,
+                                                          hadamard_sign_mask(how->how.signs));
     CUDA_CHECK_LAUNCH();
 }
 

@@ -27,10 +27,11 @@ static __device__ __forceinline__ uint32_t as_word(__nv_bfloat162 pair) {
 static __device__ __forceinline__ uint32_t pack_bf16x2(float low, float high) {
     return as_word(__floats2bfloat162_rn(low, high));
 }
-/* The larger magnitudes of each half; a NaN is kept. */
-static __device__ __forceinline__ uint32_t max_abs2(uint32_t a, uint32_t b) {
-    return as_word(__hmax2_nan(__habs2(as_bf16x2(a)), __habs2(as_bf16x2(b))));
+/* The larger of each half; a NaN is kept. */
+static __device__ __forceinline__ uint32_t max2(uint32_t a, uint32_t b) {
+    return as_word(__hmax2_nan(as_bf16x2(a), as_bf16x2(b)));
 }
+static __device__ __forceinline__ uint32_t abs2(uint32_t pair) { return pair & 0x7FFF7FFFu; }
 
 // --- Hadamard ---
 
@@ -85,13 +86,13 @@ static __device__ __forceinline__ float e2m1_nearest(float y) {
     return __fmaf_rn(-E2M1_BIG, binade, __fmaf_rn(E2M1_BIG, binade, a));
 }
 
-/* Magnitude of y plus a random part of a step, rounded down: up exactly where
-   e2m1_encode_stochastic goes up, because rounding a sum towards zero never lifts it onto the
-   next value. half_dither: draw / 2^(bits + 1). */
-static __device__ __forceinline__ float e2m1_stochastic(float y, float half_dither) {
+/* Magnitude of y plus a random part of a step, rounded down: up exactly where the oracle
+   e2m1_encode_stochastic goes up, because rounding a sum towards zero never lifts it onto the next
+   value. half_dither: offset + draw / 2^(bits + 1); the offset leaves with the large number. */
+static __device__ __forceinline__ float e2m1_stochastic(float y, float half_dither, float offset) {
     float a = e2m1_clamp(y), binade = e2m1_binade(a);
     float sum = __fmaf_rz(half_dither, binade, a);
-    return __fmaf_rn(-E2M1_BIG, binade, __fmaf_rz(E2M1_BIG, binade, sum));
+    return __fmaf_rn(-(E2M1_BIG + offset), binade, __fmaf_rz(E2M1_BIG, binade, sum));
 }
 
 /* Code of a magnitude of E2M1, without sign. */
@@ -101,15 +102,35 @@ static __device__ __forceinline__ uint32_t e2m1_magnitude_code(float q) {
 
 // --- random bits ---
 
-static __device__ __forceinline__ Philox4 draw_group(const Quantizer &q, uint64_t group,
-                                                     uint32_t sub_draw) {
-    Philox4 counter = rng_group_counter(group, q.tag | sub_draw, q.state->step);
-    return philox4x32_10(counter, (uint32_t)q.seed, (uint32_t)(q.seed >> 32));
+/* The keys of Philox's rounds, worked out by the host: as kernel arguments they cost nothing. */
+typedef struct {
+    uint32_t word[PHILOX_ROUNDS][2];
+} RoundKeys;
+
+static inline RoundKeys round_keys(uint64_t seed) {
+    RoundKeys keys;
+    for (uint32_t i = 0; i < PHILOX_ROUNDS; i++) {
+        keys.word[i][0] = (uint32_t)seed + i * PHILOX_BUMP0;
+        keys.word[i][1] = (uint32_t)(seed >> 32) + i * PHILOX_BUMP1;
+    }
+    return keys;
 }
 
-/* Byte i of a word as byte / 512: placed in the lowest bits of a float of 2^14. */
-static __device__ __forceinline__ float half_dither8(uint32_t word, int i) {
-    return __uint_as_float(__byte_perm(word, 0x46800000u, 0x7650u + i)) - 16384.0f;
+static __device__ __forceinline__ Philox4 draw_group(const Quantizer &q, const RoundKeys &keys,
+                                                     uint64_t group, uint32_t sub_draw) {
+    Philox4 c = rng_group_counter(group, q.tag | sub_draw, q.state->step);
+#pragma unroll
+    for (int i = 0; i < PHILOX_ROUNDS; i++)
+        c = philox4x32_round(c, keys.word[i][0], keys.word[i][1]);
+    return c;
+}
+
+// A float of 2^14 has steps of 1/512: with a byte in its lowest bits it is the offset of 8-bit
+// dither plus byte / 512. A sum with it is cut to 256ths of an E2M1 step, which is what 8 bits see.
+#define DITHER8_OFFSET 16384.0f
+
+static __device__ __forceinline__ float half_dither8(uint32_t word, int byte) {
+    return __uint_as_float(__byte_perm(word, __float_as_uint(DITHER8_OFFSET), 0x7650u + byte));
 }
 
 /* Group of random bits of the operand's block; as quantize_group of the CPU. */

@@ -35,7 +35,7 @@ amax and block maxima are those of the transformed, rounded values.
             StepState
   errors    aborts on a shape or dtype mismatch (quantize_check); amax of inf or NaN gives NaN
             scales, which the guard sees in the loss
-  scratch   partial maxima, see OpLimits
+  scratch   none
   source    NVIDIA TransformerEngine's arithmetic as specified in numerics.md; PTX ISA cvt (packing
             order)
   tests     test_quantize.c: vectors V1-V12, invariants; test_quantize_cuda.cu: bit-exact
