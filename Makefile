@@ -104,10 +104,10 @@ NVCC_FLAGS = -O3 -std=c++17 -g -lineinfo -I. -Illmc -MMD -MP -DWITH_CUDA \
 CUDA_LIBS := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt $(if $(NCCL),-lnccl) \
     $(if $(USE_CUDNN),-lcudnn -lnvrtc) -lcudart_static -ldl -lrt
 
-# A fuzz target returns from die() by its own __wrap_die. clang takes omp.h and libgomp from gcc and
-# runs loops on one thread.
+# A fuzz target returns from die() by its own __wrap_die. clang takes omp.h (and nothing beside it) and
+# libgomp from gcc, and runs loops on one thread.
 FUZZ := -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined \
-    -idirafter $(shell $(CC) -print-file-name=include)
+    -idirafter $(BUILD)/fuzz/include
 FUZZ_LINK := -fsanitize=fuzzer,address,undefined -Wl,--wrap=die \
     -L$(dir $(shell $(CC) -print-file-name=libgomp.so)) -lgomp
 
@@ -273,6 +273,8 @@ $(BUILD)/cuda/flags: FORCE
 $(BUILD)/asan/flags: FORCE
 	$(call write_if_changed,$(CC) $(C_FLAGS) $(SANITIZE) $(MPI_COMPILE))
 $(BUILD)/fuzz/flags: FORCE
+	@mkdir -p $(@D)/include
+	@ln -sfn $(shell $(CC) -print-file-name=include/omp.h) $(@D)/include/omp.h
 	$(call write_if_changed,$(C_FLAGS) $(FUZZ) $(MPI_COMPILE))
 
 GIT_HASH := $(or $(shell git describe --always --abbrev=12 --exclude='*' --dirty 2>/dev/null),unknown)
