@@ -402,8 +402,9 @@ static void gemm(const Ops *ops, Device *d, const Tensor *t, const void *how) {
     ops->gemm(d, t[GEMM_D], &a, &b, epilogue);
 }
 
-/* What f32 accumulation may leave in each element of d: (K / 64 + 1) 2^-23 of the sum of the
-   magnitudes of its terms; tensor cores add 64 products at a time at least and cut off the rest.
+/* What f32 accumulation may leave in each element of d: (K / 16 + 1) 2^-23 of the sum of the
+   magnitudes of its terms. A bf16 tensor core instruction adds 16 products to the accumulator and
+   cuts the sum off to f32 (numerics.md 8.3), an error below 2^-23 of what is summed so far.
    The sum is a product of magnitudes, on the CPU. */
 static float *gemm_bound(OpTest *t, const GemmCase *c) {
     Tensor magnitudes[GEMM_AMAX_B + 1];
@@ -425,7 +426,7 @@ static float *gemm_bound(OpTest *t, const GemmCase *c) {
     gemm(&ops_cpu, t->cpu, magnitudes, &sums);
     for (int64_t i = 0; i < p.M * p.N; i++) {
         if (c->kind.bias) bound[i] += value_at(magnitudes[GEMM_BIAS].data, DT_BF16, i % p.N);
-        bound[i] *= (float)((double)(p.K / 64 + 1) * ldexp(1.0, -23));
+        bound[i] *= (float)((double)(p.K / 16 + 1) * ldexp(1.0, -23));
     }
     return bound;
 }
