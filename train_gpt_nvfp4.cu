@@ -32,7 +32,7 @@ nvcc; WITH_CUDA is tested here only.
 #include "llmc/tokenizer.h"
 #include "llmc/version.h"
 
-enum { STAGING_BYTES = 8 << 20 };
+enum { STAGING_BYTES = 8 << 20, RECORD_GRACE_US = 500000 };
 
 /* What a verb reads of data.*: a config may name files that are not where the verb runs. */
 enum { READ_TRAIN = 1, READ_VAL = 2, READ_TOKENIZER = 4 };
@@ -247,11 +247,13 @@ static void save_checkpoint(Run *r) {
     r->host->barrier(r->host);
 }
 
-/* Where ckpt.resume points: NULL when there is nothing to resume. */
-static char *find_checkpoint(const Run *r) {
+/* Where ckpt.resume points: NULL when there is nothing to resume. "never" is for training: what only
+   looks at a model takes the newest. */
+static char *find_checkpoint(const Run *r, int training) {
     const Config *c = &r->config;
-    if (strcmp(c->ckpt.resume, "never") == 0) return NULL;
-    if (strcmp(c->ckpt.resume, "auto") == 0) return checkpoint_find(c->ckpt.dir);
+    int never = strcmp(c->ckpt.resume, "never") == 0;
+    if (never && training) return NULL;
+    if (never || strcmp(c->ckpt.resume, "auto") == 0) return checkpoint_find(c->ckpt.dir);
     char *path = checkpoint_find(c->ckpt.resume);
     if (!path)
         die(EXIT_DATA, "ckpt.resume: there is no checkpoint at %s; legal: auto, never, or a path",
@@ -306,6 +308,9 @@ static void accumulate_gradients(Run *r, float lr) {
     }
 }
 
+/* The sign of a NaN means nothing, but would be printed. */
+static double drop_nan_sign(double v) { return isnan(v) ? NAN : v; }
+
 static void train_step(Run *r) {
     accumulate_gradients(r, schedule_lr(&r->schedule, r->step));
     if (r->comm->size > 1) {
@@ -317,6 +322,8 @@ static void train_step(Run *r) {
     optimizer_step(&r->model, &r->config);
     model_prepare_weights(&r->model);
     r->device->download(r->device, &r->state, r->model.engine.state, sizeof(r->state));
+    r->state.loss = (float)drop_nan_sign(r->state.loss);
+    r->state.grad_norm = (float)drop_nan_sign(r->state.grad_norm);
 }
 
 /* Norm of one parameter's gradient, through the StepState's own slot. */
@@ -352,9 +359,9 @@ static NORETURN void die_diverged(Run *r) {
     }
     die(EXIT_DIVERGED,
         "step %lld: loss %g, gradient norm %g; first tensor whose gradient is not finite: %s. The "
-        "update "
-        "was not applied. Lower optim.lr, raise sched.warmup_steps, or set guard.nan=skip to go on",
-        (long long)r->step, r->state.loss, r->state.grad_norm, culprit);
+        "update was not applied. Lower optim.lr, raise sched.warmup_steps, or set guard.nan=skip "
+        "to go on",
+        (long long)r->step + 1, r->state.loss, r->state.grad_norm, culprit);
 }
 
 /* --- the loop --- */
@@ -363,7 +370,7 @@ static int due(int64_t step, int64_t every) { return every > 0 && step % every =
 
 static void validate(Run *r) {
     if (!r->val) return;
-    double loss = eval_run(&r->evaluation, &r->model, r->comm);
+    double loss = drop_nan_sign(eval_run(&r->evaluation, &r->model, r->comm));
     metrics_validation(r->metrics, r->step, r->step * r->step_tokens, loss);
 }
 
@@ -422,6 +429,8 @@ static Run *recorded_run;   // whose run.json die() completes
 static void record_death(ExitCode code, const char *message) {
     Run *r = recorded_run;
     recorded_run = NULL;
+    // Where all ranks fail at once, rank 0 must come to close the record before another's abort.
+    if (r && r->host->rank > 0) usleep(RECORD_GRACE_US);
     if (r) metrics_close(r->metrics, code, message);
     if (r && r->host->size > 1) r->host->abort(r->host, code);
 }
@@ -528,7 +537,7 @@ static int verb_train(int num_args, char **args) {
     print_plan(r);
     if (r->host->rank == 0) checkpoint_recover(c->ckpt.dir);
     r->host->barrier(r->host);
-    char *checkpoint = find_checkpoint(r);
+    char *checkpoint = find_checkpoint(r, 1);
     if (checkpoint) load_checkpoint(r, checkpoint, 1);
     else model_init(&r->model, c->seed);
     free(checkpoint);
@@ -563,7 +572,7 @@ static int verb_plan(int num_args, char **args) {
 /* The model of a checkpoint, for evaluation. */
 static void load_trained(Run *r) {
     place_model(r, 0);
-    char *checkpoint = find_checkpoint(r);
+    char *checkpoint = find_checkpoint(r, 0);
     if (!checkpoint) {
         die(EXIT_DATA, "there is no checkpoint in ckpt.dir %s; set ckpt.resume to the path of one",
             r->config.ckpt.dir);
@@ -662,6 +671,7 @@ static int finish_output(int exit_code) {
 int main(int argc, char **argv) {
     int num_args = argc - 1;
     char **args = argv + 1;
+    signal(SIGXFSZ, SIG_IGN);   // a file-size limit is an error with a message, not a death
     if (take_flag(&num_args, args, "--help") || take_flag(&num_args, args, "-h")) {
         print_usage(stdout);
         return finish_output(EXIT_DONE);
