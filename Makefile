@@ -226,6 +226,10 @@ $(BUILD)/asan/%.o: %.c $(BUILD)/asan/flags
 	@mkdir -p $(@D)
 	$(CC) $(C_FLAGS) $(SANITIZE) $(mpi_flags) -c $< -o $@
 
+$(BUILD)/asan/$(PROGRAM).o: $(PROGRAM).cu $(BUILD)/asan/flags
+	@mkdir -p $(@D)
+	$(CXX) $(CXX_FLAGS) $(SANITIZE) -x c++ -c $< -o $@
+
 $(BUILD)/fuzz/%.o: %.c $(BUILD)/fuzz/flags
 	@mkdir -p $(@D)
 	clang $(filter-out -fopenmp,$(C_FLAGS)) -Wno-unknown-pragmas $(FUZZ) $(mpi_flags) -c $< -o $@
@@ -256,10 +260,18 @@ $(BUILD)/cuda/dev/%: $(BUILD)/cuda/dev/%.cu.o $(BUILD)/cuda/libllmc.a
 	$(LINK_CUDA)
 $(BUILD)/cuda/dev/%: $(BUILD)/cuda/dev/%.o $(BUILD)/cuda/libllmc.a
 	$(LINK_CUDA)
+LINK_ASAN = $(CXX) -fopenmp -fsanitize=address,undefined $^ -o $@ $(LIBS)
+$(BUILD)/asan/$(PROGRAM): $(BUILD)/asan/$(PROGRAM).o $(BUILD)/asan/libllmc.a
+	$(LINK_ASAN)
 $(BUILD)/asan/test/%: $(BUILD)/asan/test/%.o $(BUILD)/asan/libllmc.a
-	$(CXX) -fopenmp -fsanitize=address,undefined $^ -o $@ $(LIBS)
+	$(LINK_ASAN)
 $(BUILD)/fuzz/%: $(BUILD)/fuzz/test/%.o $(BUILD)/fuzz/libllmc.a
 	clang++ $^ -o $@ $(LIBS) $(FUZZ_LINK)
+
+# These start the program of their own build.
+PROGRAM_TESTS := $(filter test_program%,$(C_TESTS))
+$(addprefix $(BUILD)/cpu/test/,$(PROGRAM_TESTS)): | $(BUILD)/cpu/$(PROGRAM)
+$(addprefix $(BUILD)/asan/test/,$(PROGRAM_TESTS)): | $(BUILD)/asan/$(PROGRAM)
 
 # Files whose content is a fact; written anew only when it changes, so that what depends on them is
 # built anew only then: the flags of each build, and the commit.
@@ -271,7 +283,7 @@ $(BUILD)/cpu/flags: FORCE
 $(BUILD)/cuda/flags: FORCE
 	$(call write_if_changed,$(CC) $(CXX) $(C_FLAGS) $(OPTIMISE) $(MPI_COMPILE) $(NVCC) $(NVCC_FLAGS) $(FRONTEND))
 $(BUILD)/asan/flags: FORCE
-	$(call write_if_changed,$(CC) $(C_FLAGS) $(SANITIZE) $(MPI_COMPILE))
+	$(call write_if_changed,$(CC) $(CXX) $(C_FLAGS) $(SANITIZE) $(MPI_COMPILE))
 $(BUILD)/fuzz/flags: FORCE
 	@mkdir -p $(@D)/include
 	@ln -sfn $(shell $(CC) -print-file-name=include/omp.h) $(@D)/include/omp.h

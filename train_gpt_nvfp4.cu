@@ -247,8 +247,8 @@ static void save_checkpoint(Run *r) {
     r->host->barrier(r->host);
 }
 
-/* Where ckpt.resume points: NULL when there is nothing to resume. "never" is for training: what only
-   looks at a model takes the newest. */
+/* Where ckpt.resume points: NULL when there is nothing to resume. "never" is for training: what
+   only looks at a model takes the newest. */
 static char *find_checkpoint(const Run *r, int training) {
     const Config *c = &r->config;
     int never = strcmp(c->ckpt.resume, "never") == 0;
@@ -631,7 +631,7 @@ static const Verb verbs[] = {
     {"eval", verb_eval, "validation loss of a checkpoint"},
     {"sample", verb_sample, "text from a checkpoint"},
     {"plan", verb_plan, "precision, memory and FLOPs of a run"},
-    {"ckpt", verb_ckpt, "ckpt verify DIR: checks the files of a checkpoint, or of the newest in DIR"},
+    {"ckpt", verb_ckpt, "ckpt verify DIR: checks the files of a checkpoint, the newest in DIR"},
     {"help", verb_help,
      "help [KEY]: all keys with their defaults, or one key, group or preset; --markdown"},
 };

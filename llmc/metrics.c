@@ -198,6 +198,11 @@ static void add_z(Line *l, double z) {
     if (isfinite(z)) add(l, " (%+.1fz)", z);
 }
 
+/* In percent; what rounds to nothing has no sign. */
+static void add_gap(Line *l, double gap) {
+    if (isfinite(gap)) add(l, " | gap %+.1f%%", fabs(gap) < 0.05 ? 0.0 : gap);
+}
+
 static void add_tokens_per_s(Line *l, double v) {
     if (v >= 1e6) add(l, " | %.2fM tok/s", v / 1e6);
     else if (v >= 1e4) add(l, " | %.0fk tok/s", v / 1e3);
@@ -218,7 +223,7 @@ static void print_step(const Metrics *m, const StepRecord *r, double tokens_per_
     add_tokens_per_s(&l, tokens_per_s);
     add(&l, " | %s", m->options.precision);
     if (r->skipped) add(&l, " | skipped");
-    if (isfinite(gap)) add(&l, " | gap %+.1f%%", gap);
+    add_gap(&l, gap);
     add_eta(&l, m, r->step);
     log_line("%s", l.text);
 }
@@ -257,7 +262,7 @@ void metrics_validation(Metrics *m, int64_t step, int64_t tokens, double val_los
     double gap = m->reference ? reference_val_gap(m->reference, tokens, val_loss) : NAN;
     Line l = {.used = 0};
     add(&l, "step %" PRId64 "/%" PRId64 " | val loss %.4f", step, m->options.total_steps, val_loss);
-    if (isfinite(gap)) add(&l, " | gap %+.1f%%", gap);
+    add_gap(&l, gap);
     log_line("%s", l.text);
     if (!m->has_files) return;
 
