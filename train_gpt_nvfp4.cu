@@ -631,7 +631,7 @@ static const Verb verbs[] = {
     {"eval", verb_eval, "validation loss of a checkpoint"},
     {"sample", verb_sample, "text from a checkpoint"},
     {"plan", verb_plan, "precision, memory and FLOPs of a run"},
-    {"ckpt", verb_ckpt, "ckpt verify DIR: checks the files of a checkpoint, the newest in DIR"},
+    {"ckpt", verb_ckpt, "ckpt verify DIR: checks the files of the newest checkpoint in DIR"},
     {"help", verb_help,
      "help [KEY]: all keys with their defaults, or one key, group or preset; --markdown"},
 };

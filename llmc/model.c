@@ -136,7 +136,9 @@ typedef struct {
     int64_t divisor;   // of all widths
 } Widest;
 
-static int64_t common_divisor(int64_t a, int64_t b) { return b == 0 ? a : common_divisor(b, a % b); }
+static int64_t common_divisor(int64_t a, int64_t b) {
+    return b == 0 ? a : common_divisor(b, a % b);
+}
 
 static Widest widest_of(Model *m) {
     const Param *head = &m->params.params[m->head];

@@ -6,7 +6,7 @@
 #include "ops/norm.cuh"
 #include "ops/scratch_cuda.cuh"
 
-/* Rows of every matrix start at 16 bytes, a norm's row fits a block, a head fits attention's tiles. */
+/* Rows of matrices start at 16 bytes, a norm's row fits a block, a head fits attention's tiles. */
 static const char *limits_error(const OpLimits *l) {
     if (l->cols_divisor % 8 != 0) {
         return "on a GPU model.dim, model.ffn and heads x head_dim must be multiples of 8";

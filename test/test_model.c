@@ -141,8 +141,8 @@ CASE(nemotron_against_jax) { check_against_jax("model_nemotron"); }
 CASE(nemotron_rope_against_jax) { check_against_jax("model_nemotron_rope"); }
 
 /* Gradients of one step from the program's own initial weights, concatenated, and behind them the
-   loss; caller frees. The fixtures' weights are large, so that every nonlinearity shows, and amplify
-   rounding; these are what training starts from. */
+   loss; caller frees. The fixtures' weights are large, so that every nonlinearity shows, and
+   amplify rounding; these are what training starts from. */
 static float *gradients_of(const char *name, int num_extra, char **extra, int micro_steps) {
     Run r;
     run_open(&r, name, num_extra, extra);

@@ -517,7 +517,15 @@ CASE(mismatches_abort) {
 static int collect_outputs(Tensor *outputs) {
     enum { N = 130, C = 48, F = 100, VOCAB = 37 };
     AttentionDims a = {2, 65, 6, 2, 6};   // (6 + 4) * 6 = 60 columns
-    OpLimits limits = {N, F, F * C, N, C, 5000, a};
+    OpLimits limits = {
+        .tokens = N,
+        .max_cols = F,
+        .max_weight = F * C,
+        .logits_rows = N,
+        .padded_vocab = C,
+        .num_elements = 5000,
+        .attention = a,
+    };
     Device *d = case_device(limits);
     Tensor x = random_tensor(DT_BF16, N, C), w = random_tensor(DT_BF16, 1, C);
     Tensor out = new_tensor(DT_BF16, N, C), dx = random_tensor(DT_BF16, N, C);

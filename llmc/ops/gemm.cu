@@ -223,7 +223,8 @@ static const float *prepare_alpha(Device *dev, const QOperand *a, const QOperand
 }
 
 /* Products whose rows do not start at 16 bytes take a library path that rounds the product to bf16
-   before it adds the bias: seen on sm_90 with cuBLASLt 13.1. ops->limits_error keeps models away. */
+   before it adds the bias: seen on sm_90 with cuBLASLt 13.1. ops->limits_error refuses such
+   models. */
 static void check_rows_aligned(const char *matrix, int64_t cols) {
     CHECK(cols % 8 == 0, "gemm: rows of %s are %lld values, not a multiple of 8", matrix,
           (long long)cols);
