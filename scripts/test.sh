@@ -11,6 +11,7 @@ jobs=-j$(nproc)
 
 check "build without CUDA" make -s "$jobs" build/cpu/train_gpt_nvfp4
 check "layering, sizes, headers" make -s includes
+check "config reference of README.md" python3 scripts/update_readme.py --check
 check "fixtures are what their generator makes" .venv/bin/python dev/make_fixtures.py --check
 suite "make test" make -s -k "$jobs" test
 shopt -s nullglob
