@@ -55,6 +55,7 @@ typedef struct {
     int64_t step_tokens;         // of all ranks
     int64_t step, steps;         // done, in all
     int64_t position;            // next sequence of the data order
+    int64_t tokens;              // trained on; batch.total_tokens may have been another before
     int32_t *inputs, *targets;   // one micro-batch on the host
     void *staging;               // tensors pass through it on their way to a file
     StepState state;             // as read back after the last step
@@ -224,7 +225,7 @@ static CheckpointState checkpoint_state(Run *r, CheckpointField fields[2]) {
     memset(&s, 0, sizeof(s));
     s.step = r->step;
     s.position = r->position;
-    s.tokens = r->position * r->config.batch.seq_len;
+    s.tokens = r->tokens;
     s.seed = r->config.seed;
     s.fields = fields;
     s.num_fields = 2;
@@ -280,6 +281,7 @@ static void load_checkpoint(Run *r, const char *path, int training) {
     }
     r->step = s.step;
     r->position = s.position;
+    r->tokens = s.tokens;
     free(s.config);
     log_line("loaded      %s: step %lld, sequence %lld", path, (long long)r->step,
              (long long)r->position);
@@ -371,7 +373,7 @@ static int due(int64_t step, int64_t every) { return every > 0 && step % every =
 static void validate(Run *r) {
     if (!r->val) return;
     double loss = drop_nan_sign(eval_run(&r->evaluation, &r->model, r->comm));
-    metrics_validation(r->metrics, r->step, r->step * r->step_tokens, loss);
+    metrics_validation(r->metrics, r->step, r->tokens, loss);
 }
 
 static void print_sample(Run *r, int index) {
@@ -392,7 +394,7 @@ static void one_step(Run *r) {
     StepRecord record;
     memset(&record, 0, sizeof(record));
     record.step = r->step;
-    record.tokens = (r->step + 1) * r->step_tokens;
+    record.tokens = r->tokens + r->step_tokens;
     record.loss = r->state.loss;
     record.grad_norm = r->state.grad_norm;
     record.lr = r->state.lr;
@@ -403,6 +405,7 @@ static void one_step(Run *r) {
     metrics_step(r->metrics, &record);
     guard_push(&r->guard, r->state.loss, r->state.grad_norm, r->state.skip);
     r->position += r->step_tokens / r->config.batch.seq_len;
+    r->tokens += r->step_tokens;
     r->step++;
 }
 
@@ -548,8 +551,9 @@ static int verb_train(int num_args, char **args) {
     int finished = train_loop(r);
     ExitCode code = finished ? EXIT_DONE : EXIT_INTERRUPTED;
     if (!finished)
-        log_line("interrupted at step %lld; the same command goes on from there",
-                 (long long)r->step);
+        log_line("interrupted at step %lld; the same command%s goes on from there",
+                 (long long)r->step,
+                 strcmp(c->ckpt.resume, "auto") == 0 ? "" : " with ckpt.resume=auto");
     recorded_run = NULL;
     metrics_close(r->metrics, code, finished ? "finished" : "interrupted");
     close_run(r);

@@ -223,6 +223,20 @@ CASE(run_made_longer_goes_on) {
                      text("%s/whole/run/ckpt/step_00000012/model.safetensors", base));
 }
 
+/* Tokens are those really seen, so that losses at equal tokens stay comparable. */
+CASE(tokens_of_a_run_with_another_batch) {
+    char base[512];
+    snprintf(base, sizeof(base), "%s", make_dir("batch"));
+    put_base_run(base);
+    runs_in(base, "base.json sched.type=constant train.steps=2");
+    runs_in(base, "base.json sched.type=constant batch.total_tokens=256");
+    read_record(text("%s/run", base));
+    static const int64_t tokens[] = {128, 256, 512, 768, 768};   // the last is the validation's
+    EXPECT_EQ_I64(record.count, ARRAY_LEN(tokens));
+    for (int i = 0; i < ARRAY_LEN(tokens); i++)
+        EXPECT_EQ_I64(record.lines[i].tokens, tokens[i], "line %d", i);
+}
+
 /* A path resumes from that checkpoint, whatever is newer; never starts anew. */
 CASE(resume_path_and_never) {
     const char *base = reference_run("path", "train.steps=9 ckpt.every=3 ckpt.keep=0");
