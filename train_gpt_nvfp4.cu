@@ -32,7 +32,11 @@ nvcc; WITH_CUDA is tested here only.
 #include "llmc/tokenizer.h"
 #include "llmc/version.h"
 
-enum { STAGING_BYTES = 8 << 20, RECORD_GRACE_US = 500000 };
+enum {
+    STAGING_BYTES = 8 << 20,
+    RECORD_GRACE_US = 500000,
+    MAX_NONFINITE_IN_A_ROW = 10   // guard.nan=skip: by then the weights are lost, not one batch
+};
 
 /* What a verb reads of data.*: a config may name files that are not where the verb runs. */
 enum { READ_TRAIN = 1, READ_VAL = 2, READ_TOKENIZER = 4 };
@@ -55,6 +59,7 @@ typedef struct {
     int64_t step_tokens;         // of all ranks
     int64_t step, steps;         // done, in all
     int64_t position;            // next sequence of the data order
+    int nonfinite_in_a_row;      // steps skipped for that
     int64_t tokens;              // trained on; batch.total_tokens may have been another before
     int32_t *inputs, *targets;   // one micro-batch on the host
     void *staging;               // tensors pass through it on their way to a file
@@ -361,8 +366,8 @@ static NORETURN void die_diverged(Run *r) {
     }
     die(EXIT_DIVERGED,
         "step %lld: loss %g, gradient norm %g; first tensor whose gradient is not finite: %s. The "
-        "update was not applied. Lower optim.lr, raise sched.warmup_steps, or set guard.nan=skip "
-        "to go on",
+        "update was not applied. Lower optim.lr or raise sched.warmup_steps; guard.nan=skip goes "
+        "on for up to 9 such steps in a row",
         (long long)r->step + 1, r->state.loss, r->state.grad_norm, culprit);
 }
 
@@ -389,7 +394,9 @@ static void one_step(Run *r) {
     int first = !r->device->sealed;
     train_step(r);
     r->device->sealed = 1;
-    if (r->state.nonfinite && r->config.guard.nan == NAN_STOP) die_diverged(r);
+    r->nonfinite_in_a_row = r->state.nonfinite ? r->nonfinite_in_a_row + 1 : 0;
+    int allowed = r->config.guard.nan == NAN_STOP ? 0 : MAX_NONFINITE_IN_A_ROW - 1;
+    if (r->nonfinite_in_a_row > allowed) die_diverged(r);
     if (first) check_gradients_arrive(r);
     StepRecord record;
     memset(&record, 0, sizeof(record));

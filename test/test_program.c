@@ -252,8 +252,7 @@ CASE(training_learns_and_nvfp4_stays_close) {
 }
 
 /* How a step is cut into micro-batches, and the head into parts, changes sums' order only: 1e-6 in
-   f32. In BF16 now and then a weight rounds the other way after an update, which moves the loss by
-   up to 3e-5 (measured over 5 seeds), so 1e-4 there. */
+   f32. In BF16 now and then a weight rounds the other way after an update, so 1e-4 there. */
 static void micro_batches_change_nothing(const char *name, const char *words, double tolerance) {
     static const char *const cuts[] = {"batch.micro=2", "batch.micro=4",
                                        "batch.micro=8 memory.lmhead_chunks=2"};
@@ -299,9 +298,10 @@ CASE(divergence_ends_the_run) {
     EXPECT(strstr(run_field(text("%s/run", dir), "exit_reason"), "gradient norm nan"), "run.json");
 }
 
+/* Nine steps in a row are skipped, the tenth ends the run: by then the weights are lost. */
 CASE(divergence_is_skipped_where_asked) {
     const char *dir = new_dir("skipped");
-    runs_in(dir, ABSURD "guard.nan=skip");
+    EXPECT_EQ_I64(run_in(dir, ABSURD "guard.nan=skip"), EXIT_DIVERGED, "%s", ran.err);
     read_record(text("%s/run", dir));
     int skipped = 0, first = 0;
     for (int i = 0; i < record.count && !record.lines[i].is_validation; i++) {
@@ -310,8 +310,8 @@ CASE(divergence_is_skipped_where_asked) {
         if (!skipped) first = i;
         skipped += r->skipped;
     }
-    EXPECT_EQ_I64(record.count, 61);
-    EXPECT(skipped > 0 && skipped == 60 - first, "%d skipped, from %d", skipped, first);
+    EXPECT(skipped == 9 && record.count == first + 9, "%d skipped, from %d of %d", skipped, first,
+           record.count);
     EXPECT(strstr(ran.out, " | skipped | eta "), "%s", ran.out);
 }
 
