@@ -80,10 +80,10 @@ FP4_HD uint32_t fp4_nonzero(uint32_t codes) {
 
 // --- alignment and rounding ---
 
-/* value * 2^shift, cut toward zero; shift <= 27. */
+/* value * 2^shift, cut toward zero; shift <= 27, or value 0. */
 FP4_HD int64_t fp4_align(int64_t value, int shift) {
+    if (value == 0 || shift < -62) return 0;
     if (shift >= 0) return value * ((int64_t)1 << shift);
-    if (shift < -62) return 0;
     return value < 0 ? -(-value >> -shift) : value >> -shift;
 }
 
