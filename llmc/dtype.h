@@ -2,8 +2,8 @@
 dtype -- number types and their exact conversion and rounding. This is the oracle: written for
 reading, one value at a time; what must be fast (the files of ops/) has its own code and is tested
 against this bit for bit.
-  source  OCP 8-bit floating point and Microscaling (MX) specifications v1.0; numerics.md 1.1-1.4;
-          PTX ISA, cvt
+  source  OCP 8-bit floating point and Microscaling (MX) specifications v1.0; PTX ISA, cvt;
+          dev/NUMERICS.md 1.1-1.4
 */
 #ifndef LLMC_DTYPE_H
 #define LLMC_DTYPE_H
@@ -54,7 +54,7 @@ float e2m1_decode(uint8_t code);
 /* Nearest, ties to even, saturating at +-6; NaN gives +6 (code 7); the sign of zero is kept. */
 uint8_t e2m1_encode(float x);
 /* Stochastic: up with probability floor(2^bits * frac) / 2^bits, where frac is the place of |x|
-   between its neighbours and `draw` is uniform in [0, 2^bits), bits <= 24 (numerics.md 3.3).
+   between its neighbours and `draw` is uniform in [0, 2^bits), bits <= 24 (dev/NUMERICS.md 3.3).
    Saturating; NaN gives +6. */
 uint8_t e2m1_encode_stochastic(float x, uint32_t draw, int bits);
 

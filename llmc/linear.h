@@ -12,7 +12,7 @@ tensor itself, a quantised one comes from ops->quantize_pair.
                             (OC,N) . x (N,C);
                                                 dbias += column sums of dy
   dtypes    x, out, dy, dx: the model dtype; dw, dbias f32, accumulated over micro-steps
-  source    arXiv:2509.25149 section 4; numerics.md 5a and 8.4
+  source    arXiv:2509.25149 section 4; dev/NUMERICS.md 5a and 8.4
 */
 #ifndef LLMC_LINEAR_H
 #define LLMC_LINEAR_H

@@ -9,7 +9,7 @@ tests a recipe or a format by name.
   dgrad   dX = dY W          out-features  dy  (N,OC)     w   (C,OC), that is W^T
   wgrad   dW = dY^T X        tokens        dy  (OC,N)     x   (C,N)
 
-  source  arXiv:2509.25149 section 4 (nvfp4); numerics.md 5a, 5i
+  source  arXiv:2509.25149 section 4 (nvfp4); dev/NUMERICS.md 5a
 */
 #ifndef LLMC_RECIPE_H
 #define LLMC_RECIPE_H
@@ -60,7 +60,7 @@ typedef struct {
     // 1: block scale for a maximum of 6 * 16/17, so that stochastic rounding never clips
     int headroom;
     int top_scale;        // block scale code that the tensor maximum maps to: 448 or 256
-    // 2: amax_b * (S_enc * f32(1/6)); 1: (amax_b / 6) * S_enc (numerics.md 2.2)
+    // 2: amax_b * (S_enc * f32(1/6)); 1: (amax_b / 6) * S_enc (dev/NUMERICS.md 2.2)
     int arithmetic;
 } Operand;
 

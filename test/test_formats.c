@@ -26,8 +26,8 @@ CASE(e2m1_codes_round_trip) {
     }
 }
 
-/* The bounds of numerics.md 1.1: code c + 1 begins at bounds[c]; included where the tie goes up.
-   */
+/* The bounds of dev/NUMERICS.md 1.1: code c + 1 begins at bounds[c]; included where the tie goes
+   up. */
 CASE(e2m1_ties_go_to_even) {
     static const struct {
         float bound;

@@ -404,7 +404,7 @@ static void gemm(const Ops *ops, Device *d, const Tensor *t, const void *how) {
 
 /* What f32 accumulation may leave in each element of d: (K / 16 + 1) 2^-23 of the sum of the
    magnitudes of its terms. A bf16 tensor core instruction adds 16 products to the accumulator and
-   cuts the sum off to f32 (numerics.md 8.3), an error below 2^-23 of what is summed so far.
+   cuts the sum off to f32 (dev/NUMERICS.md 8.3), an error below 2^-23 of what is summed so far.
    The sum is a product of magnitudes, on the CPU. */
 static float *gemm_bound(OpTest *t, const GemmCase *c) {
     Tensor magnitudes[GEMM_AMAX_B + 1];

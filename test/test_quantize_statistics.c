@@ -1,7 +1,7 @@
 /*
 test_quantize_statistics -- what NVFP4 rounding does to normal data: errors against the table of
-numerics.md, and that means of stochastic rounding converge to what was rounded, over 1 to 4096
-draws.
+dev/NUMERICS.md 3.4, and that means of stochastic rounding converge to what was rounded, over 1 to
+4096 draws.
 */
 #include <omp.h>
 

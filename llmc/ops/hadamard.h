@@ -9,7 +9,7 @@ the op that shows it.
   numerics  signs, butterflies of stride 1, 2, 4, 8 in f32, times 0.25, one rounding to bf16
   aliasing  out may be x
   errors    aborts when a size is no multiple of 16 or dtypes do not fit (hadamard_check)
-  source    arXiv:2509.25149 section 4.2; sign vector: numerics.md 4
+  source    arXiv:2509.25149 section 4.2; sign vector: dev/NUMERICS.md 4
   tests     test_quantize.c hadamard; test_quantize_cuda.cu
 */
 #ifndef LLMC_OPS_HADAMARD_H

@@ -14,7 +14,7 @@ Forms:
                 scales in the 128 x 4 tiled layout of quantize_scale_offset, padding zeroed. What
                 native GEMMs take.
 
-NVFP4, arithmetic 2 (numerics.md 2.1-2.2), every step one FP32 rounding:
+NVFP4, arithmetic 2 (dev/NUMERICS.md 2.1-2.2), every step one FP32 rounding:
   S_enc = min(top * 6 / amax, FLT_MAX), 1 when amax is 0;  S_dec = 1 / S_enc
   s = amax_b * (S_enc * f32(1/6));  s8 = E4M3(min(s, FLT_MAX))
   coeff = min(1 / (s8 * S_dec), FLT_MAX)
@@ -23,9 +23,9 @@ NVFP4, arithmetic 2 (numerics.md 2.1-2.2), every step one FP32 rounding:
   with headroom, s is multiplied by f32(17/16) before it is rounded
 GEMM alpha = amax_a * amax_b * 1 / (6 top_a * 6 top_b), on the device (operand_alpha_mult).
 
-Hadamard (numerics.md 4): each group of 16 along the contraction: signs first (element i is negated
-when bit i of 0xD7E8 is set), butterflies of stride 1, 2, 4, 8 in f32, times 0.25, rounded to bf16;
-amax and block maxima are those of the transformed, rounded values.
+Hadamard (dev/NUMERICS.md 4): each group of 16 along the contraction: signs first (element i is
+negated when bit i of 0xD7E8 is set), butterflies of stride 1, 2, 4, 8 in f32, times 0.25, rounded
+to bf16; amax and block maxima are those of the transformed, rounded values.
 
   shapes    R and C multiples of 16 for what is quantised (recipe_error has refused the rest with a
             message)
@@ -36,8 +36,8 @@ amax and block maxima are those of the transformed, rounded values.
   errors    aborts on a shape or dtype mismatch (quantize_check); amax of inf or NaN gives NaN
             scales, which the guard sees in the loss
   scratch   none
-  source    NVIDIA TransformerEngine's arithmetic as specified in numerics.md; PTX ISA cvt (packing
-            order)
+  source    NVIDIA TransformerEngine's arithmetic as specified in dev/NUMERICS.md; PTX ISA cvt
+            (packing order)
   tests     test_quantize.c: vectors V1-V12, invariants; test_quantize_cuda.cu: bit-exact
 */
 #ifndef LLMC_OPS_QUANTIZE_H
