@@ -267,17 +267,39 @@ static char *find_checkpoint(const Run *r, int training) {
     return path;
 }
 
+/* What makes a checkpoint one of this run, and what may change on the way but changes the curves.
+   Of the other keys none matters to a resumed run. */
+#define IDENTITY_KEYS "model precision batch.seq_len data.train data.shuffle seed"
+#define CURVE_KEYS "batch.micro batch.total_tokens train optim sched guard"
+
+/* What "auto" finds in the directory may be another run's; a path is meant, whatever changes. */
+static void compare_configs(const Run *r, const char *path, int training) {
+    const Config *c = &r->config;
+    int named = strcmp(c->ckpt.resume, "auto") != 0 && strcmp(c->ckpt.resume, "never") != 0;
+    char *saved = checkpoint_config(path);
+    char *other = config_changes(c, saved, training ? IDENTITY_KEYS : "model");
+    if (other[0] && !named) {
+        die(EXIT_CONFIG,
+            "%s is a checkpoint of another run; its value and the present one are\n%sSet another "
+            "log.dir for a run of its own, or ckpt.resume=%s to go on from it with the change",
+            path, other, path);
+    }
+    free(other);
+    char *lines = config_changes(c, saved, training ? IDENTITY_KEYS " " CURVE_KEYS : "model");
+    char *rest = lines;
+    for (char *line = strsep(&rest, "\n"); line && line[0]; line = strsep(&rest, "\n")) {
+        const char *note = strncmp(line, "seed:", 5) == 0 ? "; new data order, new draws" : "";
+        log_line("changed since the checkpoint: %s%s", line, note);
+    }
+    free(lines);
+    free(saved);
+}
+
 static void load_checkpoint(Run *r, const char *path, int training) {
+    compare_configs(r, path, training);
     CheckpointField fields[2];
     CheckpointState s = checkpoint_state(r, fields);
     checkpoint_load(path, &r->model.params, r->device, &s, training);
-    if (training && s.seed != r->config.seed) {
-        die(EXIT_CONFIG,
-            "seed is %llu, but %s was made with seed %llu: the data order would change; set that "
-            "seed, or "
-            "ckpt.resume=never",
-            (unsigned long long)r->config.seed, path, (unsigned long long)s.seed);
-    }
     if (training && s.step > r->steps) {
         die(EXIT_CONFIG,
             "the run has %lld steps, but %s is at step %lld; raise train.steps (or train.tokens, "
@@ -526,6 +548,15 @@ static void plan_training(Run *r) {
     r->guard = guard_make(c->guard.skip_loss_z, c->guard.skip_grad_z);
 }
 
+/* Two runs in one directory would mix their records; what a killed run left half done goes. */
+static void claim_directories(const Config *c) {
+    make_directory(c->log.dir, "log.dir");
+    outfile_lock_directory(c->log.dir, "log.dir");
+    make_directory(c->ckpt.dir, "ckpt.dir");
+    outfile_lock_directory(c->ckpt.dir, "ckpt.dir");
+    checkpoint_recover(c->ckpt.dir);
+}
+
 static int verb_train(int num_args, char **args) {
     int dry_run = take_flag(&num_args, args, "--dry-run");
     Run run;
@@ -545,7 +576,7 @@ static int verb_train(int num_args, char **args) {
     r->staging = xmalloc(STAGING_BYTES);
     place_model(r, 1);
     print_plan(r);
-    if (r->host->rank == 0) checkpoint_recover(c->ckpt.dir);
+    if (r->host->rank == 0) claim_directories(c);
     r->host->barrier(r->host);
     char *checkpoint = find_checkpoint(r, 1);
     if (checkpoint) load_checkpoint(r, checkpoint, 1);

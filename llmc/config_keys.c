@@ -158,8 +158,8 @@ const ConfigKey config_keys[] = {
     {KEY(FLOAT, guard.skip_grad_z), "0", 0, 1e6,
      "the same for the gradient's norm", "llm.c -sg"},
     {KEY(ENUM, guard.nan), "stop", 0, 0,
-     "a step whose loss or norm is not finite ends the run, or is skipped up to 9 times in a row", NULL,
-     CHOICES(nan_names)},
+     "a step whose loss or norm is not finite ends the run, or is skipped up to 9 times in a row",
+     NULL, CHOICES(nan_names)},
 
     {KEY(STRING, log.dir), "runs/default", 0, 0,
      "directory of the run's record", "llm.c -o, nanoGPT out_dir"},

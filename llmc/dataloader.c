@@ -21,7 +21,7 @@ position -> (source, index in it) -> (epoch, window) -> (shard, offset).
 #define HEADER_INTS    256
 #define HEADER_BYTES   (HEADER_INTS * (int64_t)sizeof(int32_t))
 #define FEISTEL_ROUNDS 8
-#define MAKE_SHARDS    "python3 data/prepare_text.py --out DIR FILE.txt"
+#define MAKE_SHARDS    ".venv/bin/python data/prepare_text.py --out DIR FILE.txt"
 #define STREAM_MIX     (RNG_STREAM_DATA + 0xFFFFFFu)   // above every source's own stream
 
 static const struct {

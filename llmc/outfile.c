@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -86,6 +87,29 @@ void outfile_replace(const char *path, const char *what, const char *data, size_
     char *parent = slash ? format_string("%.*s", (int)(slash - path + 1), path) : xstrdup(".");
     outfile_sync_directory(parent, what);
     free(parent);
+}
+
+/* The lock is the kernel's and goes with the process; the text only says whose it is. */
+void outfile_lock_directory(const char *path, const char *what) {
+    char owner[32] = "", *file = format_string("%s/.lock-%s", path, what);
+    int fd = open(file, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0) die(EXIT_DATA, "%s: cannot create '%s': %s", what, file, strerror(errno));
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        if (errno != EWOULDBLOCK) {
+            die(EXIT_DATA, "%s: cannot lock '%s': %s", what, file, strerror(errno));
+        }
+        ssize_t length = read(fd, owner, sizeof(owner) - 1);
+        owner[length > 0 ? length : 0] = '\0';
+        die(EXIT_CONFIG,
+            "%s: another run writes in '%s' (process %s); stop it, or give this run a "
+            "directory of its own",
+            what, path, owner);
+    }
+    int length = snprintf(owner, sizeof(owner), "%ld", (long)getpid());
+    if (ftruncate(fd, 0) != 0 || write(fd, owner, (size_t)length) != length) {
+        die(EXIT_DATA, "%s: cannot write '%s': %s", what, file, strerror(errno));
+    }
+    free(file);   // fd stays open: closing it would give the lock away
 }
 
 static void remove_entries(const char *path, const char *what) {

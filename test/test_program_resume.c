@@ -21,7 +21,8 @@ static void expect_same_checkpoint(const char *got, const char *want, int step) 
 static void expect_same_run(const char *got, const char *want, int steps) {
     expect_same_record(text("%s/run", got), text("%s/run", want));
     expect_same_checkpoint(got, want, steps);
-    EXPECT_EQ_I64(count_entries(text("%s/run/ckpt", got), "."), 0, "unfinished work in %s", got);
+    const char *ckpt = text("%s/run/ckpt", got);
+    EXPECT_EQ_I64(count_entries(ckpt, ".tmp") + count_entries(ckpt, ".old"), 0, "left in %s", ckpt);
     EXPECT(strcmp(run_field(text("%s/run", got), "exit_reason"), "finished") == 0, "%s", got);
 }
 
@@ -251,6 +252,61 @@ CASE(resume_path_and_never) {
     EXPECT_EQ_I64(resumed_step(), -1);
     expect_same_record(text("%s/run", dir), text("%s/whole/run", base));
     EXPECT(strstr(ran.err, "'run/metrics.jsonl' of an earlier run is replaced"), "%s", ran.err);
+}
+
+static void expect_changed(const char *key_and_values, int times) {
+    const char *line = text("changed since the checkpoint: %s\n", key_and_values);
+    int count = 0;
+    for (const char *s = ran.out; (s = strstr(s, line)) != NULL; s++) count++;
+    EXPECT_EQ_I64(count, times, "\"%s\" in %s", line, ran.out);
+}
+
+/* Another recipe in the same directory would record the first run's weights as its own. By a path
+   it goes on, says what has changed, and is from then on the run of the new config. */
+CASE(another_config_wants_the_checkpoint_named) {
+    char dir[512];
+    snprintf(dir, sizeof(dir), "%s", make_dir("another"));
+    put_base_run(dir);
+    const char *all = "base.json precision.recipe=nvfp4 precision.keep_bf16.last=0 seed=7 "
+                      "train.steps=6 eval.micro=1 threads=2";
+    runs_in(dir, "base.json");
+    EXPECT_EQ_I64(run_in(dir, all), EXIT_CONFIG, "%s", ran.err);
+    EXPECT(strcmp(run_field(text("%s/run", dir), "precision"), "bf16") == 0, "run.json");
+    runs_in(dir, text("%s ckpt.resume=run/ckpt/step_00000004", all));
+    EXPECT_EQ_I64(resumed_step(), 4);
+    expect_changed("precision.recipe: bf16 -> nvfp4", 1);
+    expect_changed("precision.keep_bf16.last: -1 -> 0", 1);
+    expect_changed("seed: 1337 -> 7; new data order, new draws", 1);
+    expect_changed("train.steps: 4 -> 6", 1);
+    EXPECT(!strstr(ran.out, "checkpoint: eval") && !strstr(ran.out, "checkpoint: threads") &&
+               !strstr(ran.out, "checkpoint: ckpt"),
+           "%s", ran.out);
+    runs_in(dir, text("%s train.steps=8 optim.lr=1e-3", all));
+    EXPECT_EQ_I64(resumed_step(), 6);
+    expect_changed("train.steps: 6 -> 8", 1);
+    expect_changed("optim.lr: 0.003 -> 0.001", 1);
+    expect_changed("precision.recipe: bf16 -> nvfp4", 0);
+    runs_in(dir, text("eval %s", all));
+    EXPECT(!strstr(ran.out, "changed since"), "an evaluation does not train: %s", ran.out);
+}
+
+CASE(second_run_in_a_directory_is_refused) {
+    char dir[512], command[1024];
+    const char *base = reference_run("lock", "train.steps=2");
+    snprintf(dir, sizeof(dir), "%s", make_dir("lock/second"));
+    snprintf(command, sizeof(command), "%s/base.json train.steps=90 ckpt.every=5", base);
+    Launch l = {.dir = dir};
+    Program p = start_watched(&l, command);
+    EXPECT(read_until(&p, "step 6/"), "%s", ran.err);
+    EXPECT_EQ_I64(run_in(dir, command), EXIT_CONFIG, "%s", ran.err);
+    const char *owner = text("another run writes in 'run' (process %d)", (int)p.pid);
+    EXPECT(strstr(ran.err, "log.dir: ") && strstr(ran.err, owner), "%s", ran.err);
+    EXPECT_EQ_I64(run_in(dir, text("%s log.dir=other ckpt.dir=run/ckpt", command)), EXIT_CONFIG);
+    EXPECT(strstr(ran.err, "ckpt.dir: another run writes in 'run/ckpt'"), "%s", ran.err);
+    kill(p.pid, SIGKILL);
+    ran.out[0] = '\0';
+    EXPECT_EQ_I64(finish_watched(&p), 128 + SIGKILL);
+    runs_in(dir, command);   // the lock went with the process
 }
 
 TEST_MAIN_END
