@@ -68,9 +68,10 @@ typedef struct {
 
 static volatile sig_atomic_t stop_requested;
 
+/* The first signal asks, the second one ends the process at once. */
 static void request_stop(int signal_number) {
-    (void)signal_number;
     stop_requested = 1;
+    signal(signal_number, SIG_DFL);
 }
 
 /* --- setting up --- */
@@ -316,7 +317,8 @@ static void load_checkpoint(Run *r, const char *path, int training) {
 
 /* --- one optimizer step --- */
 
-/* Forward and backward over this rank's share of the step's sequences, in micro-batches. */
+/* Forward and backward over this rank's share of the step's sequences, in micro-batches. Asked to
+   stop, it leaves the rest out and votes for no rank to apply the step. */
 static void accumulate_gradients(Run *r, float lr) {
     const Config *c = &r->config;
     Device *d = r->device;
@@ -324,10 +326,9 @@ static void accumulate_gradients(Run *r, float lr) {
     int64_t rank_first = (int64_t)r->comm->rank * r->accumulation * B;   // sequence within the step
     StepState state =
         optimizer_state(c, r->step, lr, guard_loss_max(&r->guard), guard_norm_max(&r->guard));
-    state.stop_votes = stop_requested ? 1.0f : 0.0f;
     d->upload(d, r->model.engine.state, &state, sizeof(state));
     model_zero_gradients(&r->model);
-    for (int micro = 0; micro < r->accumulation; micro++) {
+    for (int micro = 0; micro < r->accumulation && !stop_requested; micro++) {
         int64_t first = rank_first + (int64_t)micro * B;
         int64_t token_base = first * T;
         d->upload(d, &r->model.engine.state->token_base, &token_base, sizeof(token_base));
@@ -335,6 +336,8 @@ static void accumulate_gradients(Run *r, float lr) {
         model_forward_backward(&r->model, r->inputs, r->targets, B, T,
                                (float)(1.0 / (double)r->step_tokens));
     }
+    float votes = stop_requested ? 1.0f : 0.0f;
+    d->upload(d, &r->model.engine.state->stop_votes, &votes, sizeof(votes));
 }
 
 /* The sign of a NaN means nothing, but would be printed. */
@@ -410,12 +413,13 @@ static void print_sample(Run *r, int index) {
     if (r->tokenizer && r->host->rank == 0) sampler_run(&r->model, r->tokenizer, &options, stdout);
 }
 
-/* Trains the next step, checks and reports it. */
-static void one_step(Run *r) {
+/* Trains the next step, checks and reports it. Returns 0 when it was dropped because of a stop. */
+static int one_step(Run *r) {
     double started = now_ms();
     int first = !r->device->sealed;
     train_step(r);
     r->device->sealed = 1;
+    if (r->state.stop_votes > 0) return 0;
     r->nonfinite_in_a_row = r->state.nonfinite ? r->nonfinite_in_a_row + 1 : 0;
     int allowed = r->config.guard.nan == NAN_STOP ? 0 : MAX_NONFINITE_IN_A_ROW - 1;
     if (r->nonfinite_in_a_row > allowed) die_diverged(r);
@@ -436,6 +440,7 @@ static void one_step(Run *r) {
     r->position += r->step_tokens / r->config.batch.seq_len;
     r->tokens += r->step_tokens;
     r->step++;
+    return 1;
 }
 
 /* Returns 1 when all steps are done, 0 when it was asked to stop. What belongs to step S comes
@@ -447,10 +452,9 @@ static int train_loop(Run *r) {
         if (last || due(r->step, c->eval.every)) validate(r);
         if (r->step > 0 && (due(r->step, c->sample.every))) print_sample(r, (int)r->step);
         if (last) return 1;
-        one_step(r);
-        int stop = r->state.stop_votes > 0;
-        if (stop || r->step == r->steps || due(r->step, c->ckpt.every)) save_checkpoint(r);
-        if (stop && r->step < r->steps) return 0;
+        int trained = one_step(r);
+        if (!trained || r->step == r->steps || due(r->step, c->ckpt.every)) save_checkpoint(r);
+        if (!trained) return 0;
     }
 }
 

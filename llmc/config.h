@@ -108,6 +108,10 @@ int64_t config_steps(const Config *c, int world_size, int64_t epoch_sequences);
 /* The whole config as JSON text with every key and its resolved value (caller frees): parses back
    to an equal Config. */
 char *config_to_json(const Config *c);
+/* What has changed since config_to_json gave `saved`: a line "KEY: OLD -> NEW" for each key that is
+   among the names, itself or its group ("model batch.seq_len"). Keys that the text does not have
+   are passed over. "" for no change; caller frees. */
+char *config_changes(const Config *c, const char *saved, const char *names);
 /* `help` and `help KEY` (a key, a group such as "optim", or a preset); an unknown key dies with the
    nearest one. */
 void config_help(const char *key_or_null);

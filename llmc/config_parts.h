@@ -4,6 +4,7 @@ config_parts -- what the files of config share and nobody else includes:
   config_json.c     text to JSON, positions     config_value.c    one value in and out of a Config
   config.c          sources in their order      config_check.c    what must hold between keys
   config_help.c     the tables as text for users
+  config_changes.c  two configs compared
 */
 #ifndef LLMC_CONFIG_PARTS_H
 #define LLMC_CONFIG_PARTS_H

@@ -307,6 +307,58 @@ CASE(echo_prints_floats_as_they_are_written) {
 
 /* --- tokens and steps --- */
 
+/* --- changes --- */
+
+static void expect_changes(int num_args, char **args, const char *saved, const char *want) {
+    Config c;
+    config_parse(&c, num_args, args);
+    char *lines = config_changes(&c, saved, "model optim.lr data.train precision seed");
+    EXPECT(strcmp(lines, want) == 0, "%s", lines);
+    free(lines);
+    config_free(&c);
+}
+
+CASE(changes_since_a_saved_config) {
+    char *args[] = {"precision.recipe=nvfp4",
+                    "optim.lr=0.001",
+                    "seed=18446744073709551615",
+                    "model.preset=gpt2-124m",
+                    "data.train=[\"a\",{\"path\":\"b\",\"weight\":2}]",
+                    "optim.eps=1e-7",
+                    "model.norm_eps=1e-6",
+                    "precision.rules=[{\"layers\":\"*.mlp.*\",\"recipe\":\"bf16\"}]"};
+    Config c;
+    config_parse(&c, 0, NULL);
+    char *saved = config_to_json(&c);
+    config_free(&c);
+    expect_changes(0, NULL, saved, "");
+    expect_changes(ARRAY_LEN(args), args, saved,
+                   "model.norm_eps: 1e-05 -> 1e-06\n"
+                   "data.train: [] -> [{\"path\":\"a\",\"weight\":1},"
+                   "{\"path\":\"b\",\"weight\":2}]\n"
+                   "optim.lr: 0.0006 -> 0.001\n"
+                   "precision.recipe: bf16 -> nvfp4\n"
+                   "precision.rules: [] -> [{\"layers\":\"*.mlp.*\",\"recipe\":\"bf16\"}]\n"
+                   "seed: 1337 -> 18446744073709551615\n");
+    free(saved);
+    // The text of an older program: a key that it did not know has not changed.
+    char *dim[] = {"model.dim=96"};
+    expect_changes(1, dim, "{\"model\": {\"dim\": 768}}", "model.dim: 768 -> 96\n");
+}
+
+CASE(changes_of_long_values_are_cut) {
+    Config c;
+    char text[512] = "data.train=";
+    memset(text + strlen(text), 'a', 300);
+    char *args[] = {text};
+    config_parse(&c, 1, args);
+    char *lines = config_changes(&c, "{\"data\": {\"train\": []}}", "data");
+    EXPECT(strstr(lines, "[] -> [{\"path\":\"aaa") && strstr(lines, "aaa...\n"), "%s", lines);
+    EXPECT_EQ_I64(strlen(lines), strlen("data.train: [] -> ") + 159 + 1);
+    free(lines);
+    config_free(&c);
+}
+
 CASE(accumulation_and_steps) {
     char *args[] = {"batch.micro=2", "batch.seq_len=8", "batch.total_tokens=96", "train.tokens=97"};
     Config c;
