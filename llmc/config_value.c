@@ -377,6 +377,8 @@ static Rule rule_of(const cJSON *value, const Where *w) {
         Where here = where_child(w, i, member->string);
         config_set_rule(&rule, member->string, member, &here);
     }
+    const char *error = rule_error(&rule);
+    if (error) config_fail(w, "changes nothing: %s", error);
     return rule;
 }
 

@@ -87,7 +87,38 @@ static Rule *run_rules(const Model *m, const Config *c, int *count) {
     return rules;
 }
 
+/* "blocks.0-11.{attn.qkv, attn.proj, mlp.up, mlp.down}". Returns buffer. */
+static const char *linear_names(Model *m, char *buffer, int size) {
+    int at = snprintf(buffer, (size_t)size, "blocks.0-%d.{", m->config.layers - 1);
+    for (int i = 0; i < m->num_branches; i++) {
+        const BlockKind *kind = m->blocks[i].kind;
+        int before = 0;
+        while (m->blocks[before].kind != kind) before++;
+        if (before < i) continue;
+        at += snprintf(buffer + at, (size_t)(size - at), "%s%s.%s, %s.%s", i ? ", " : "",
+                       kind->name, kind->in_name, kind->name, kind->out_name);
+    }
+    snprintf(buffer + at, (size_t)(size - at), "}");
+    return buffer;
+}
+
+/* A rule that reaches nothing is misspelled, and the run would not be the one that was meant. */
+static void refuse_idle_rules(Model *m, const Config *c) {
+    for (int i = 0; i < c->precision.rules.count; i++) {
+        const Rule *rule = &c->precision.rules.items[i];
+        int id = 0, count = model_num_linears(m);
+        while (id < count && !rule_matches(rule, model_linear(m, id)->name)) id++;
+        if (id < count) continue;
+        char names[256];
+        die(EXIT_CONFIG,
+            "config: precision.rules[%d]: layers \"%s\" is no linear of this model; there are %s "
+            "(embedding, head, norms and attention have no rules)",
+            i, rule->layers, linear_names(m, names, sizeof(names)));
+    }
+}
+
 static void resolve_plans(Model *m, const Config *c) {
+    refuse_idle_rules(m, c);
     int num_rules;
     Rule *rules = run_rules(m, c, &num_rules);
     for (int id = 0; id < model_num_linears(m); id++) {

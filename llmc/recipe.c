@@ -256,12 +256,29 @@ int rule_matches(const Rule *rule, const char *linear_name) {
     return name_matches(rule->layers, linear_name);
 }
 
+static int rule_takes(const Rule *rule, GemmKind g, Side s) {
+    if (!(rule->gemms >> g & 1u)) return 0;
+    return strcmp(rule->operand, "*") == 0 || strcmp(rule->operand, operand_names[g][s]) == 0;
+}
+
+const char *rule_error(const Rule *rule) {
+    int at =
+        snprintf(message, sizeof(message), "no such operand \"%s\"; operands of", rule->operand);
+    for (int g = 0; g < NUM_GEMMS; g++) {
+        for (int s = 0; s < NUM_SIDES; s++) {
+            if (rule_takes(rule, (GemmKind)g, (Side)s)) return NULL;
+        }
+        if (!(rule->gemms >> g & 1u)) continue;
+        at += snprintf(message + at, sizeof(message) - at, " %s: %s, %s", gemm_names[g],
+                       operand_names[g][SIDE_A], operand_names[g][SIDE_B]);
+    }
+    return message;
+}
+
 static void rule_apply(const Rule *rule, LinearPlan *plan) {
     for (int g = 0; g < NUM_GEMMS; g++) {
-        if (!(rule->gemms >> g & 1u)) continue;
         for (int s = 0; s < NUM_SIDES; s++) {
-            if (strcmp(rule->operand, "*") != 0 && strcmp(rule->operand, operand_names[g][s]) != 0)
-                continue;
+            if (!rule_takes(rule, (GemmKind)g, (Side)s)) continue;
             Operand *cell = &plan->cell[g][s];
             if (rule->recipe) *cell = rule->recipe->plan.cell[g][s];
             Operand fields = rule->fields;

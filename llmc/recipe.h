@@ -95,6 +95,8 @@ Rule rule_default(void);      // every layer, every GEMM, every operand, changes
    Returns NULL, or a message (static buffer) that says what is legal. */
 const char *rule_set(Rule *rule, const char *key, const char *value);
 int rule_matches(const Rule *rule, const char *linear_name);
+/* NULL, or that none of the rule's GEMMs has its operand (static buffer). */
+const char *rule_error(const Rule *rule);
 /* Comma-separated keys that rule_set knows, and the legal values of one; for messages and help. */
 const char *rule_keys(void);
 /* For a config that writes its rules out: key number i that rule_set knows (NULL past the last),

@@ -578,6 +578,9 @@ static const BadWords bad_words[] = {
     {{"precision.rules=[{\"gemm\":\"prop\"}]"},
      "\"prop\" is not a GEMM; legal: fprop, dgrad, wgrad"},
     {{"precision.rules=[{\"operand\":\"dx\"}]"}, "\"dx\" is not an operand; legal: x, w, dy, *"},
+    {{"precision.rules=[{},{\"gemm\":\"dgrad\",\"operand\":\"x\",\"rounding\":\"nearest\"}]"},
+     "command line: key \"precision.rules[1]\" changes nothing: no such operand \"x\"; operands of "
+     "dgrad: dy, w"},
     {{"precision.rules=[{\"layers\":\"\"}]"}, "a layer pattern has 1 to 95 characters"},
     {{"precision.wgrad.x.hadamard=8"},
      "command line: key \"precision.wgrad.x.hadamard\" is refused"},

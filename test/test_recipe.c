@@ -380,6 +380,31 @@ CASE(models_refuse_by_the_name_of_the_linear) {
                 declare(&c, &m, 3, args));
 }
 
+/* Also where the recipe leaves nothing to change; what matches one linear only is a rule. */
+CASE(models_refuse_rules_that_match_no_linear) {
+    static const char *const idle[] = {"head", "embed.*", "blocks.12.*", "blocks.*.attn.wqkv",
+                                       "block.0.*", "blocks.0.mlp"};
+    Config c;
+    Model m;
+    char rules[128], *args[] = {"model.dim=64", "model.heads=2", "model.vocab=64", rules};
+    for (int i = 0; i < ARRAY_LEN(idle); i++) {
+        snprintf(rules, sizeof(rules), "precision.rules=[{},{\"layers\":\"%s\"}]", idle[i]);
+        char message[256];
+        snprintf(message, sizeof(message),
+                 "precision.rules[1]: layers \"%s\" is no linear of this model; there are "
+                 "blocks.0-11.{attn.qkv, attn.proj, mlp.up, mlp.down} (embedding, head,",
+                 idle[i]);
+        EXPECT_DIES(EXIT_CONFIG, message, declare(&c, &m, ARRAY_LEN(args), args));
+    }
+    snprintf(rules, sizeof(rules), "precision.rules=[{\"layers\":\"blocks.11-90.mlp.down\"}]");
+    declare(&c, &m, ARRAY_LEN(args), args);
+    end(&c, &m);
+    char *mlps[] = {"model.pattern=-----", rules};
+    snprintf(rules, sizeof(rules), "precision.rules=[{\"layers\":\"*.attn.*\"}]");
+    EXPECT_DIES(EXIT_CONFIG, "there are blocks.0-4.{mlp.up, mlp.down} (",
+                declare(&c, &m, ARRAY_LEN(mlps), mlps));
+}
+
 CASE(parameter_counts_are_the_published_ones) {
     static const struct {
         const char *preset;
