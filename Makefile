@@ -146,7 +146,7 @@ cuda:
 	@echo 'make cuda: $(NO_CUDA)' >&2; exit 1
 endif
 
-C_TESTS := $(basename $(notdir $(wildcard test/test_*.c)))
+C_TESTS := $(basename $(notdir $(wildcard test/test_*.c test/test_*.cpp)))
 CUDA_TESTS := $(basename $(notdir $(wildcard test/test_*.cu)))
 only = $(if $(ONLY),$(foreach name,$(1),$(if $(findstring $(ONLY),$(name)),$(name))),$(1))
 
@@ -207,6 +207,11 @@ $(BUILD)/cpu/$(PROGRAM).o: $(PROGRAM).cu $(BUILD)/cpu/flags
 	@mkdir -p $(@D)
 	$(CXX) $(CXX_FLAGS) -O2 -x c++ -c $< -o $@
 
+# Kernels under a host simulation: #pragma unroll means nothing here.
+$(BUILD)/cpu/%.o: %.cpp $(BUILD)/cpu/flags
+	@mkdir -p $(@D)
+	$(CXX) $(CXX_FLAGS) -Wno-unknown-pragmas $(OPTIMISE) -c $< -o $@
+
 $(BUILD)/cuda/%.o: %.c $(BUILD)/cuda/flags
 	@mkdir -p $(@D)
 	$(CC) $(C_FLAGS) $(OPTIMISE) $(mpi_flags) -c $< -o $@
@@ -225,6 +230,10 @@ $(BUILD)/cuda/%.cu.o: %.cu $(BUILD)/cuda/flags
 $(BUILD)/asan/%.o: %.c $(BUILD)/asan/flags
 	@mkdir -p $(@D)
 	$(CC) $(C_FLAGS) $(SANITIZE) $(mpi_flags) -c $< -o $@
+
+$(BUILD)/asan/%.o: %.cpp $(BUILD)/asan/flags
+	@mkdir -p $(@D)
+	$(CXX) $(CXX_FLAGS) -Wno-unknown-pragmas $(SANITIZE) -c $< -o $@
 
 $(BUILD)/asan/$(PROGRAM).o: $(PROGRAM).cu $(BUILD)/asan/flags
 	@mkdir -p $(@D)

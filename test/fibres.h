@@ -1,0 +1,273 @@
+/*
+fibres -- runs a CUDA kernel's own source on the host: the threads of a block are fibres of one
+thread, which take turns at barriers and warp exchanges. Defines CUDA's keywords, threadIdx,
+blockIdx, __syncthreads and the fibre_ functions that gemm_mma_ptx.cuh calls; included before it,
+once in a program.
+  shared memory  starts as 0xFF bytes. An asynchronous copy leaves 0xFF until its thread waits for
+                 it, and its source must lie in memory named by fibre_allow
+  races          every access of shared memory is checked against the barriers, whatever order the
+                 fibres ran in: reads of what another thread wrote since the last barrier, or of a
+                 copy under way; copies over what another thread read since; reads of what nobody
+                 wrote
+  not seen       what PTX leaves to the hardware beyond that; speed
+*/
+#ifndef TEST_FIBRES_H
+#define TEST_FIBRES_H
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <ucontext.h>
+
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __launch_bounds__(threads)
+
+enum {
+    FIBRE_MAX_THREADS = 256,
+    FIBRE_STACK = 1 << 16,
+    FIBRE_MAX_COPIES = 64,        // of one thread that it has not waited for
+    FIBRE_MAX_SHARED = 99 * 1024,
+    FIBRE_CHUNK = 16,             // bytes of shared memory that are watched as one
+    FIBRE_MAX_RANGES = 8,
+    FIBRE_NOBODY = -1, FIBRE_SEVERAL = -2
+};
+
+typedef struct {
+    unsigned x;
+} FibreIndex;
+
+typedef struct {
+    uint8_t *to;
+    const uint8_t *from;   // NULL: zeros
+    int bytes, group;
+} FibreCopy;
+
+typedef struct {
+    ucontext_t start;      // runs until the fibre first gives way; from then on, `resume` is where
+    jmp_buf resume;
+    int done;
+    FibreCopy copies[FIBRE_MAX_COPIES];
+    int num_copies, groups;
+} Fibre;
+
+typedef struct {
+    uint32_t words[2][32];   // of this exchange and of the last one, which slow lanes still read
+    int arrived;
+    unsigned exchanges;
+} FibreWarp;
+
+typedef struct {
+    int writer, written_in;   // thread; barriers before it, -1: never
+    int under_way;            // a copy to it was started and not waited for
+    int reader, read_in;
+} FibreChunk;
+
+typedef struct {
+    int races;     // accesses of shared memory that no barrier orders
+    int outside;   // copies from memory that was not allowed, or misaligned ones
+} FibreFaults;
+
+static struct {
+    Fibre fibres[FIBRE_MAX_THREADS];
+    FibreWarp warps[FIBRE_MAX_THREADS / 32];
+    FibreChunk chunks[FIBRE_MAX_SHARED / FIBRE_CHUNK];
+    __attribute__((aligned(128))) uint8_t shared[FIBRE_MAX_SHARED];
+    char *stacks;
+    int threads, current, alive, idle;
+    int arrived, barriers;
+    ucontext_t launcher;
+    jmp_buf finished;
+    void (*kernel)(void *);
+    void *argument;
+    struct {
+        const uint8_t *begin, *end;
+    } allowed[FIBRE_MAX_RANGES];
+    int num_allowed;
+    FibreFaults faults;
+} fibre_state;
+
+static FibreIndex threadIdx, blockIdx;
+
+// --- turns ---
+
+static inline void fibre_resume_next(void) {
+    int next = fibre_state.current;
+    do next = (next + 1) % fibre_state.threads;
+    while (fibre_state.fibres[next].done);
+    fibre_state.current = next;
+    threadIdx.x = (unsigned)next;
+    _longjmp(fibre_state.fibres[next].resume, 1);
+}
+
+/* Gives way to the next fibre; returns when it is this one's turn again. */
+static inline void fibre_yield(void) {
+    if (++fibre_state.idle > 4 * fibre_state.threads) {
+        fprintf(stderr, "fibres: all threads wait, at different barriers or exchanges\n");
+        abort();
+    }
+    if (_setjmp(fibre_state.fibres[fibre_state.current].resume) == 0) fibre_resume_next();
+}
+
+static inline void fibre_main(void) {
+    Fibre *self = &fibre_state.fibres[fibre_state.current];
+    if (_setjmp(self->resume) == 0) swapcontext(&self->start, &fibre_state.launcher);
+    fibre_state.kernel(fibre_state.argument);
+    self->done = 1;
+    fibre_state.idle = 0;
+    if (--fibre_state.alive == 0) _longjmp(fibre_state.finished, 1);
+    fibre_resume_next();
+}
+
+static inline void fibre_prepare(int thread) {
+    Fibre *f = &fibre_state.fibres[thread];
+    memset(f, 0, sizeof(*f));
+    getcontext(&f->start);
+    f->start.uc_stack.ss_sp = fibre_state.stacks + (size_t)thread * FIBRE_STACK;
+    f->start.uc_stack.ss_size = FIBRE_STACK;
+    makecontext(&f->start, fibre_main, 0);
+    fibre_state.current = thread;
+    swapcontext(&fibre_state.launcher, &f->start);
+}
+
+/* Runs one block; `kernel` is called by each of its threads. */
+static inline void fibre_run_block(void (*kernel)(void *), void *argument, int threads, int block) {
+    if (!fibre_state.stacks)
+        fibre_state.stacks = (char *)malloc((size_t)FIBRE_MAX_THREADS * FIBRE_STACK);
+    fibre_state.threads = fibre_state.alive = threads;
+    fibre_state.kernel = kernel;
+    fibre_state.argument = argument;
+    fibre_state.idle = fibre_state.arrived = fibre_state.barriers = 0;
+    memset(fibre_state.warps, 0, sizeof(fibre_state.warps));
+    memset(fibre_state.shared, 0xFF, sizeof(fibre_state.shared));
+    for (int i = 0; i < FIBRE_MAX_SHARED / FIBRE_CHUNK; i++) {
+        FibreChunk fresh = {FIBRE_NOBODY, -1, 0, FIBRE_NOBODY, -1};
+        fibre_state.chunks[i] = fresh;
+    }
+    blockIdx.x = (unsigned)block;
+    for (int thread = 0; thread < threads; thread++) fibre_prepare(thread);
+    if (_setjmp(fibre_state.finished) == 0) fibre_resume_next();
+}
+
+static inline void __syncthreads(void) {
+    int before = fibre_state.barriers;
+    if (++fibre_state.arrived == fibre_state.threads) {
+        fibre_state.arrived = fibre_state.idle = 0;
+        fibre_state.barriers++;
+    }
+    while (fibre_state.barriers == before) fibre_yield();
+}
+
+/* All lanes of a warp give a word and get everybody's. */
+static inline void fibre_gather(uint32_t lanes[32], uint32_t mine) {
+    FibreWarp *w = &fibre_state.warps[fibre_state.current / 32];
+    unsigned before = w->exchanges;
+    uint32_t *words = w->words[before % 2];
+    words[fibre_state.current % 32] = mine;
+    if (++w->arrived == 32) {
+        w->arrived = fibre_state.idle = 0;
+        w->exchanges++;
+    }
+    while (w->exchanges == before) fibre_yield();
+    memcpy(lanes, words, 32 * sizeof(uint32_t));
+}
+
+static inline uint32_t fibre_shuffle(uint32_t mine, int lane) {
+    uint32_t lanes[32];
+    fibre_gather(lanes, mine);
+    return lanes[lane & 31];
+}
+
+// --- memory ---
+
+/* Names memory that copies may read; fibre_forbid forgets all of it. */
+static inline void fibre_allow(const void *begin, size_t bytes) {
+    if (fibre_state.num_allowed == FIBRE_MAX_RANGES) {
+        fprintf(stderr, "fibres.h: raise FIBRE_MAX_RANGES\n");
+        exit(1);
+    }
+    fibre_state.allowed[fibre_state.num_allowed].begin = (const uint8_t *)begin;
+    fibre_state.allowed[fibre_state.num_allowed++].end = (const uint8_t *)begin + bytes;
+}
+
+static inline void fibre_forbid(void) { fibre_state.num_allowed = 0; }
+
+static inline int fibre_allowed(const uint8_t *p, int bytes) {
+    for (int i = 0; i < fibre_state.num_allowed; i++)
+        if (p >= fibre_state.allowed[i].begin && p + bytes <= fibre_state.allowed[i].end) return 1;
+    return 0;
+}
+
+/* What went wrong since the last call. */
+static inline FibreFaults fibre_take_faults(void) {
+    FibreFaults faults = fibre_state.faults;
+    memset(&fibre_state.faults, 0, sizeof(fibre_state.faults));
+    return faults;
+}
+
+static inline uint8_t *fibre_shared_memory(void) { return fibre_state.shared; }
+
+static inline FibreChunk *fibre_chunk(const void *shared) {
+    return &fibre_state.chunks[((const uint8_t *)shared - fibre_state.shared) / FIBRE_CHUNK];
+}
+
+static inline void fibre_read_shared(void *to, const void *shared, int bytes) {
+    FibreChunk *chunk = fibre_chunk(shared);
+    int self = fibre_state.current, now = fibre_state.barriers;
+    int foreign_write = chunk->written_in == now && chunk->writer != self;
+    if (chunk->under_way || chunk->written_in < 0 || foreign_write) fibre_state.faults.races++;
+    chunk->reader = chunk->read_in != now || chunk->reader == self ? self : FIBRE_SEVERAL;
+    chunk->read_in = now;
+    memcpy(to, shared, (size_t)bytes);
+}
+
+static inline void fibre_copy_async(void *shared, const void *global, int bytes, int inside) {
+    Fibre *f = &fibre_state.fibres[fibre_state.current];
+    if (f->num_copies == FIBRE_MAX_COPIES) {
+        fprintf(stderr, "fibres.h: raise FIBRE_MAX_COPIES\n");
+        exit(1);
+    }
+    FibreCopy copy = {(uint8_t *)shared, inside ? (const uint8_t *)global : NULL, bytes,
+                      f->groups};
+    if ((uintptr_t)shared % (uintptr_t)bytes || (uintptr_t)global % (uintptr_t)bytes ||
+        (inside && !fibre_allowed(copy.from, bytes))) {
+        fibre_state.faults.outside++;
+        copy.from = NULL;
+    }
+    FibreChunk *chunk = fibre_chunk(shared);
+    int self = fibre_state.current, now = fibre_state.barriers;
+    int foreign_read = chunk->read_in == now && chunk->reader != self;
+    int foreign_write = chunk->written_in == now && chunk->writer != self;
+    if (chunk->under_way || foreign_read || foreign_write) fibre_state.faults.races++;
+    chunk->under_way = 1;
+    chunk->writer = self;
+    memset(shared, 0xFF, (size_t)bytes);
+    f->copies[f->num_copies++] = copy;
+}
+
+static inline void fibre_copy_commit(void) {
+    fibre_state.fibres[fibre_state.current].groups++;
+}
+
+static inline void fibre_copy_wait(int in_flight) {
+    Fibre *f = &fibre_state.fibres[fibre_state.current];
+    int kept = 0;
+    for (int i = 0; i < f->num_copies; i++) {
+        FibreCopy copy = f->copies[i];
+        if (copy.group >= f->groups - in_flight) {
+            f->copies[kept++] = copy;
+            continue;
+        }
+        if (copy.from) memcpy(copy.to, copy.from, (size_t)copy.bytes);
+        else memset(copy.to, 0, (size_t)copy.bytes);
+        fibre_chunk(copy.to)->under_way = 0;
+        fibre_chunk(copy.to)->written_in = fibre_state.barriers;
+    }
+    f->num_copies = kept;
+}
+
+#endif
