@@ -205,6 +205,10 @@ static void open_run(Run *r, int num_args, char **args, int reads) {
     refuse_flags(num_args, args);
     config_parse(c, num_args, args);
     open_machine(r);
+    if (c->preset_changes) {
+        log_warn("model.preset %s is not the whole model: keys of files and words go over it\n%s",
+                 c->model.preset, c->preset_changes);
+    }
     r->accumulation = config_accumulation(c, r->comm->size);
     r->step_tokens = config_step_tokens(c, r->comm->size);
     if (reads & READ_TRAIN && c->data.train.count > 0)

@@ -147,6 +147,8 @@ int edit_distance(const char *a, const char *b, int limit) {
 
 // --- files ---
 
+static const size_t MAX_TEXT_BYTES = (size_t)1 << 30;
+
 char *read_text_file(const char *path, const char *what, size_t *bytes) {
     FILE *f = fopen(path, "rb");
     if (!f) die(EXIT_DATA, "cannot open %s '%s': %s", what, path, strerror(errno));
@@ -156,6 +158,9 @@ char *read_text_file(const char *path, const char *what, size_t *bytes) {
     size_t got;
     while ((got = fread(text + used, 1, capacity - used - 1, f)) > 0) {
         used += got;
+        if (used > MAX_TEXT_BYTES) {
+            die(EXIT_DATA, "%s '%s' goes on beyond 1 GiB; is this the right file?", what, path);
+        }
         if (capacity - used < 2) text = (char *)xrealloc(text, capacity *= 2);
     }
     if (ferror(f)) die(EXIT_DATA, "cannot read %s '%s': %s", what, path, strerror(errno));

@@ -134,7 +134,7 @@ static void read_shard_header(const char *what, Shard *s, int fd, int64_t bytes)
 
 static void open_shard(const DataLoaderOptions *o, Shard *s, const char *path) {
     s->path = xstrdup(path);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     struct stat st;
     if (fd < 0 || fstat(fd, &st) != 0)
         die(EXIT_DATA, "%s: cannot open %s: %s", o->what, path, strerror(errno));

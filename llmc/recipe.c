@@ -95,8 +95,8 @@ static char message[512];   // what rule_set and recipe_error return
 
 static const char *choices_message(const char *key, const char *value, const Choice *choices,
                                    int count) {
-    int at =
-        snprintf(message, sizeof(message), "\"%s\" is not a value of \"%s\"; legal:", value, key);
+    int at = snprintf(message, sizeof(message), "\"%.64s\" is not a value of \"%s\"; legal:", value,
+                      key);
     for (int i = 0; i < count && choices[i].text; i++) {
         at += snprintf(message + at, sizeof(message) - at, "%s %s", i ? "," : "", choices[i].text);
     }
@@ -146,11 +146,21 @@ static const char *rule_set_operand(Rule *rule, const char *value) {
 static const char *rule_set_recipe(Rule *rule, const char *value) {
     rule->recipe = recipe_find(value);
     if (rule->recipe) return NULL;
-    int at = snprintf(message, sizeof(message), "\"%s\" is not a recipe; legal:", value);
+    int at = snprintf(message, sizeof(message), "\"%.64s\" is not a recipe; legal:", value);
     for (int i = 0; i < num_recipes; i++) {
         at += snprintf(message + at, sizeof(message) - at, "%s %s", i ? "," : "", recipes[i].name);
     }
     return message;
+}
+
+/* Whether the segment is a range of numbers, "10-11"; more digits than a block number has are none. */
+static int segment_range(const char *segment, int length, int *first, int *last) {
+    char text[16];
+    int used = 0;
+    if (length >= (int)sizeof(text)) return 0;
+    memcpy(text, segment, (size_t)length);
+    text[length] = '\0';
+    return sscanf(text, "%7d-%7d%n", first, last, &used) == 2 && used == length && *first >= 0;
 }
 
 static const char *rule_set_layers(Rule *rule, const char *value) {
@@ -158,6 +168,15 @@ static const char *rule_set_layers(Rule *rule, const char *value) {
         snprintf(message, sizeof(message),
                  "a layer pattern has 1 to %d characters, like \"blocks.10-11.*\"",
                  (int)sizeof(rule->layers) - 1);
+        return message;
+    }
+    int first, last;
+    for (const char *segment = value; segment; segment = strchr(segment, '.')) {
+        segment += *segment == '.';
+        int length = (int)strcspn(segment, ".");
+        if (!segment_range(segment, length, &first, &last)) continue;
+        if (first <= last) continue;
+        snprintf(message, sizeof(message), "\"%.64s\": a range of blocks goes up, like 10-11", value);
         return message;
     }
     snprintf(rule->layers, sizeof(rule->layers), "%s", value);
@@ -180,7 +199,7 @@ const char *rule_set(Rule *rule, const char *key, const char *value) {
         }
         return choices_message(key, value, field->choices, ARRAY_LEN(field->choices));
     }
-    snprintf(message, sizeof(message), "\"%s\" is not a key of a precision rule; legal: %s", key,
+    snprintf(message, sizeof(message), "\"%.64s\" is not a key of a precision rule; legal: %s", key,
              rule_keys());
     return message;
 }
@@ -220,16 +239,10 @@ const char *rule_get(const Rule *rule, const char *key) {
 /* One segment between dots: "*", "10-11" against a number, or the same text. */
 static int segment_matches(const char *pattern, int pattern_len, const char *name, int name_len) {
     if (pattern_len == 1 && pattern[0] == '*') return 1;
-    int first, last, used = 0;
-    char text[32];
-    if (pattern_len < (int)sizeof(text)) {
-        memcpy(text, pattern, pattern_len);
-        text[pattern_len] = '\0';
-        if (sscanf(text, "%d-%d%n", &first, &last, &used) == 2 && used == pattern_len &&
-            isdigit((unsigned char)*name)) {
-            int number = atoi(name);
-            return first <= number && number <= last;
-        }
+    int first, last;
+    if (segment_range(pattern, pattern_len, &first, &last) && isdigit((unsigned char)*name)) {
+        int number = atoi(name);
+        return first <= number && number <= last;
     }
     return pattern_len == name_len && memcmp(pattern, name, name_len) == 0;
 }

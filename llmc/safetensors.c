@@ -108,7 +108,7 @@ static int64_t json_count(const cJSON *item) {
 }
 
 static char *map_file(Reader *r, const char *path) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) return format_string("cannot open: %s", strerror(errno));
     char *problem = NULL;
     struct stat info;

@@ -371,6 +371,9 @@ CASE(step_decide_clips_and_skips) {
         EXPECT_EQ_I64(s.nonfinite, rows[i].nonfinite, "row %d", i);
         EXPECT_NEAR(s.grad_scale, rows[i].scale, 0.0, "row %d", i);
     }
+    StepState stopped = {.loss_limit = INFINITY, .grad_norm_limit = INFINITY, .stop_votes = 1.0f};
+    ops_cpu.step_decide(NULL, &stopped);
+    EXPECT_EQ_I64(stopped.skip, 1, "a rank votes to stop");
 }
 
 static AdamWTensors random_adamw(DType dtype, int64_t count) {

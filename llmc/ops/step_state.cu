@@ -8,8 +8,8 @@
 __global__ static void step_decide_kernel(StepState *state) {
     float clip = state->grad_clip, norm = state->grad_norm;
     state->nonfinite = !isfinite(state->loss) || !isfinite(norm);
-    state->skip =
-        state->nonfinite || state->loss > state->loss_limit || norm > state->grad_norm_limit;
+    state->skip = state->nonfinite || state->loss > state->loss_limit ||
+                  norm > state->grad_norm_limit || state->stop_votes > 0.0f;
     state->grad_scale = clip > 0.0f && norm > clip ? clip / norm : 1.0f;
 }
 

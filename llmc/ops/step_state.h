@@ -4,8 +4,9 @@ kernels read it through a pointer, so the same recorded launches serve every ste
 the first group before each micro-step; step_decide fills the second group once per optimizer step,
 and the host reads it back after the update.
 
-step_decide(state): skip = loss or grad_norm not finite, or above its limit; grad_scale = min(1,
-grad_clip / grad_norm), or 1 when grad_clip is 0.
+step_decide(state): skip = loss or grad_norm not finite, or above its limit, or a rank votes to stop
+(its gradient is not whole then); grad_scale = min(1, grad_clip / grad_norm), or 1 when grad_clip
+is 0.
   tests     test_ops.c step_decide
 */
 #ifndef LLMC_OPS_STEP_STATE_H
