@@ -273,6 +273,36 @@ static void append_cells(Parser *p) {
     for (int i = 0; i < p->num_cells; i++) rules->items[rules->count++] = p->cells[i];
 }
 
+/* The model.* keys of files and words, each with a space behind it. */
+static char *given_model_keys(const Parser *p) {
+    char *names = xstrdup("");
+    for (int i = 0; i < num_config_keys; i++) {
+        if (p->set_by[i] == 0 || strncmp(config_keys[i].name, "model.", 6) != 0) continue;
+        char *longer = format_string("%s%s ", names, config_keys[i].name);
+        free(names);
+        names = longer;
+    }
+    return names;
+}
+
+/* A preset named on the command line seems to be the model, but a file's keys go over it. */
+static void note_preset_changes(Parser *p) {
+    Config *c = p->config, preset;
+    if (!c->model.preset[0]) return;
+    char *names = given_model_keys(p);
+    if (strcmp(names, "model.preset ") != 0) {
+        char word[64], *args[] = {word};
+        snprintf(word, sizeof(word), "model.preset=%s", c->model.preset);
+        config_parse(&preset, ARRAY_LEN(args), args);
+        char *alone = config_to_json(&preset), *lines = config_changes(c, alone, names);
+        if (lines[0]) c->preset_changes = xstrdup(lines);
+        free(lines);
+        free(alone);
+        config_free(&preset);
+    }
+    free(names);
+}
+
 static void parser_free(Parser *p) {
     for (int i = 0; i < p->num_documents; i++) {
         cJSON_Delete(p->documents[i].json);
@@ -308,6 +338,7 @@ void config_parse(Config *c, int num_args, char **args) {
     apply_settings(&p, &p.words);
     append_cells(&p);
     config_finish(c, p.set_by[config_key_find("model.layers") - config_keys] > 0);
+    note_preset_changes(&p);
     parser_free(&p);
 }
 
@@ -317,6 +348,8 @@ void config_free(Config *c) {
     free(c->precision.rules.items);
     c->precision.rules.items = NULL;
     c->precision.rules.count = 0;
+    free(c->preset_changes);
+    c->preset_changes = NULL;
 }
 
 /* --- echo --- */

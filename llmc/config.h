@@ -87,6 +87,9 @@ typedef struct {
         float temperature;
     } sample;
     uint64_t seed;
+    // no key: the lines of config_changes from model.preset alone, of what was given beside it;
+    // NULL for none
+    char *preset_changes;
 } Config;
 
 /* Parses `args`: paths of JSON files and key=value words, in order. Fills in what is derived and

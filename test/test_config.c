@@ -179,6 +179,31 @@ CASE(the_last_preset_counts) {
     config_free(&c);
 }
 
+static void expect_preset_changes(int num_args, char **args, const char *want) {
+    Config c;
+    config_parse(&c, num_args, args);
+    const char *got = c.preset_changes ? c.preset_changes : "nothing";
+    EXPECT(strcmp(got, want) == 0, "%s", got);
+    config_free(&c);
+}
+
+/* What a preset leaves to be worked out counts as worked out: the echo of a preset changes none. */
+CASE(changes_of_a_preset_are_noted) {
+    char *args[] = {
+        write_file("c.json", "{\"model\": {\"layers\": 4, \"dim\": 160, \"act\": \"swiglu\"}}"),
+        "model.preset=llama-30m", "model.heads=4"};
+    expect_preset_changes(2, args, "model.layers: 6 -> 4\nmodel.dim: 640 -> 160\n");
+    expect_preset_changes(1, args, "nothing");
+    expect_preset_changes(1, args + 1, "nothing");
+    expect_preset_changes(2, args + 1, "model.heads: 5 -> 4\n");
+    Config c;
+    config_parse(&c, 1, args + 1);
+    char *echo = config_to_json(&c), *echoed[] = {write_file("echo.json", echo)};
+    config_free(&c);
+    free(echo);
+    expect_preset_changes(1, echoed, "nothing");
+}
+
 CASE(extends_is_relative_and_read_once) {
     mkdir(file_path("sub"), 0777);
     write_file("sub/root.json", "{\"batch.micro\": 3, \"threads\": 1}");

@@ -153,6 +153,14 @@ CASE(samples_while_training_change_nothing) {
     expect_same_record(text("%s/run", dir), text("%s/quiet", dir));
 }
 
+CASE(a_preset_behind_a_file_is_warned_of) {
+    const char *dir = new_dir("preset");
+    runs_in(dir, "plan base.json model.preset=s1-7m batch.seq_len=32");
+    EXPECT(strstr(ran.err, "warning: model.preset s1-7m is not the whole model") &&
+               strstr(ran.err, "\nmodel.layers: 4 -> 2\nmodel.dim: 384 -> 64\n"),
+           "%s", ran.err);
+}
+
 // --- what a run leaves ---
 
 static void expect_run_field(const char *dir, const char *key, const char *want) {
