@@ -101,9 +101,23 @@ int plan_quantized_gemms(Model *m) {
     return count;
 }
 
+static int recipe_is_quantized(const Recipe *recipe) {
+    for (int g = 0; g < NUM_GEMMS; g++) {
+        for (int s = 0; s < NUM_SIDES; s++) {
+            if (format_is_quantized(recipe->plan.cell[g][s].format)) return 1;
+        }
+    }
+    return 0;
+}
+
 void plan_precision_tag(Model *m, const Config *c, char *buffer, int size) {
-    snprintf(buffer, size, "%s%s", c->precision.recipe->name,
-             plan_quantized_gemms(m) ? "(emulated)" : "");
+    const Recipe *recipe = c->precision.recipe;
+    if (plan_quantized_gemms(m) == 0) {
+        snprintf(buffer, size, "%s", dtype_info[m->config.dtype].name);
+    } else {
+        snprintf(buffer, size, "%s%s(emulated)", recipe->name,
+                 recipe_is_quantized(recipe) ? "" : "+rules");
+    }
 }
 
 /* --- memory --- */

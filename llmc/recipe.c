@@ -176,7 +176,8 @@ static const char *rule_set_layers(Rule *rule, const char *value) {
         int length = (int)strcspn(segment, ".");
         if (!segment_range(segment, length, &first, &last)) continue;
         if (first <= last) continue;
-        snprintf(message, sizeof(message), "\"%.64s\": a range of blocks goes up, like 10-11", value);
+        snprintf(message, sizeof(message), "\"%.64s\": a range of blocks goes up, like 10-11",
+                 value);
         return message;
     }
     snprintf(rule->layers, sizeof(rule->layers), "%s", value);

@@ -87,7 +87,7 @@ static void read_header(Tokenizer *t, const char *line) {
     char kind[8];
     int used = 0;
     int fields =
-        sscanf(line, "# train_gpt_nvfp4 vocabulary v1, size %d, end_of_text %d, kind %7s%n",
+        sscanf(line, "# train_gpt_nvfp4 vocabulary v1, size %9d, end_of_text %9d, kind %7s%n",
                &t->size, &t->end_of_text, kind, &used);
     if (fields != 3 || line[used] != '\0')
         die(EXIT_DATA,

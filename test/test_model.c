@@ -255,4 +255,26 @@ CASE(skipped_step_changes_nothing) {
     run_close(&r);
 }
 
+/* The tag says what runs, not what the recipe is called. */
+static void expect_tag(const char *want, int num_extra, char **extra) {
+    char tag[64];
+    Run r;
+    run_open(&r, "model_llama", num_extra, extra);
+    plan_precision_tag(&r.model, &r.config, tag, sizeof(tag));
+    EXPECT(strcmp(tag, want) == 0, "tag %s, want %s", tag, want);
+    run_close(&r);
+}
+
+CASE(precision_tag_says_what_runs) {
+    char *f32[] = {"precision.recipe=f32", "model.dtype=f32"};
+    char *bf16[] = {"precision.recipe=bf16"}, *nvfp4[] = {"precision.recipe=nvfp4"};
+    char *kept[] = {"precision.recipe=nvfp4", "precision.keep_bf16.last=2"};
+    char *rules[] = {"precision.rules=[{\"layers\": \"*.mlp.up\", \"recipe\": \"nvfp4\"}]"};
+    expect_tag("f32", 2, f32);
+    expect_tag("bf16", 1, bf16);
+    expect_tag("nvfp4(emulated)", 1, nvfp4);
+    expect_tag("bf16", 2, kept);
+    expect_tag("bf16+rules(emulated)", 1, rules);
+}
+
 TEST_MAIN_END
