@@ -153,7 +153,7 @@ static const char *rule_set_recipe(Rule *rule, const char *value) {
     return message;
 }
 
-/* Whether the segment is a range of numbers, "10-11"; more digits than a block number has are none. */
+/* Whether the segment is a range of numbers, "10-11"; not with more digits than blocks have. */
 static int segment_range(const char *segment, int length, int *first, int *last) {
     char text[16];
     int used = 0;
