@@ -191,10 +191,13 @@ static void print_plan(Run *r) {
 static void refuse_flags(int num_args, char **args) {
     for (int i = 0; i < num_args; i++) {
         if (args[i][0] != '-') continue;
+        char name[64], suggestion[256];
+        const char *word = args[i] + (strncmp(args[i], "--", 2) == 0 ? 2 : 0);
+        snprintf(name, sizeof(name), "%.*s", (int)strcspn(word, "="), word);
         die(EXIT_CONFIG,
-            "unknown flag %s; flags are --help and, of train, --dry-run; values are set by "
-            "key=value",
-            args[i]);
+            "unknown flag %s; flags are --help, --version and, of train, --dry-run; values are set "
+            "by key=value%s",
+            args[i], config_suggestion(name, suggestion, sizeof(suggestion)));
     }
 }
 
@@ -683,7 +686,8 @@ static const Verb verbs[] = {
     {"plan", verb_plan, "precision, memory and FLOPs of a run"},
     {"ckpt", verb_ckpt, "ckpt verify DIR: checks the files of the newest checkpoint in DIR"},
     {"help", verb_help,
-     "help [KEY]: all keys with their defaults, or one key, group or preset; --markdown"},
+     "help [NAME ...]: all keys with their defaults, or keys, groups, presets, recipes; "
+     "--markdown"},
 };
 
 static void print_usage(FILE *out) {
@@ -691,7 +695,7 @@ static void print_usage(FILE *out) {
     for (int i = 0; i < ARRAY_LEN(verbs); i++)
         fprintf(out, "  %-8s %s\n", verbs[i].name, verbs[i].summary);
     fprintf(out, "exit codes: 0 done, 2 config, 3 data or disk, 4 device, 5 out of memory, "
-                 "6 diverged, 7 hang, 130 interrupted\n");
+                 "6 diverged, 7 hang, 130 interrupted; --version tells which program this is\n");
 }
 
 static int verb_help(int num_args, char **args) {
@@ -700,7 +704,11 @@ static int verb_help(int num_args, char **args) {
         return EXIT_DONE;
     }
     if (num_args == 0) print_usage(stdout);
-    config_help(num_args > 0 ? args[0] : NULL);
+    if (num_args == 0) config_help(NULL);
+    for (int i = 0; i < num_args; i++) {
+        if (i > 0) printf("\n");
+        config_help(args[i]);
+    }
     return EXIT_DONE;
 }
 
@@ -724,6 +732,10 @@ int main(int argc, char **argv) {
     signal(SIGXFSZ, SIG_IGN);   // a file-size limit is an error with a message, not a death
     if (take_flag(&num_args, args, "--help") || take_flag(&num_args, args, "-h")) {
         print_usage(stdout);
+        return finish_output(EXIT_DONE);
+    }
+    if (take_flag(&num_args, args, "--version")) {
+        printf("train_gpt_nvfp4 %s, %s\n", version_git_hash(), version_build());
         return finish_output(EXIT_DONE);
     }
     if (num_args == 0) {

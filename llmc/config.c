@@ -57,9 +57,8 @@ static void add_setting(SettingList *list, const Setting *s) {
 
 static void fail_unknown(const Where *w) NORETURN;
 static void fail_unknown(const Where *w) {
-    const char *nearest = config_nearest_key(w->key);
-    if (nearest) config_fail(w, "is unknown; did you mean \"%s\"?", nearest);
-    config_fail(w, "is unknown; `help` lists all keys");
+    char suggestion[256];
+    config_fail(w, "is unknown%s", config_suggestion(w->key, suggestion, sizeof(suggestion)));
 }
 
 static int is_cell_key(const char *name) {

@@ -115,8 +115,11 @@ char *config_to_json(const Config *c);
    among the names, itself or its group ("model batch.seq_len"). Keys that the text does not have
    are passed over. "" for no change; caller frees. */
 char *config_changes(const Config *c, const char *saved, const char *names);
-/* `help` and `help KEY` (a key, a group such as "optim", or a preset); an unknown key dies with the
-   nearest one. */
+/* What to say of a name that is no key: "; did you mean \"optim.lr\"?" for the nearest spelling or
+   for the name in another program, else "; `help` lists all keys". Returns buffer. */
+const char *config_suggestion(const char *name, char *buffer, int size);
+/* `help` and `help NAME` (a key, a group such as "optim", a preset or a recipe); an unknown name
+   dies with what config_suggestion has. */
 void config_help(const char *key_or_null);
 /* The whole reference as Markdown, for README. */
 void config_help_markdown(void);

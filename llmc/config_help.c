@@ -36,6 +36,20 @@ static const char *default_text(const ConfigKey *key) {
     return key->initial[0] ? key->initial : "\"\"";
 }
 
+/* How plans and recipes write an operand. */
+static const struct {
+    const char *text, *meaning;
+} notation[] = {
+    {"bf16, f32", "not quantised"},
+    {"nvfp4 1x16", "4-bit values, a scale for each 16 along the contraction"},
+    {"nvfp4 16x16", "a scale for each square tile"},
+    {"16x16T", "the codes of fprop.w, transposed"},
+    {"rht16, ht16", "after a Hadamard transform of 16 along the contraction; ht16: without signs"},
+    {"sr8", "stochastic rounding by 8 random bits a value; without it to nearest"},
+    {"headroom", "headroom 1: rounding up never clips"},
+    {"top256, v1", "top_scale 256, arithmetic 1"},
+};
+
 /* --- terminal --- */
 
 static void print_keys(const char *group) {
@@ -78,9 +92,16 @@ static void print_rules(void) {
     printf("\n");
 }
 
+static void print_notation(void) {
+    printf("operands in plans and recipes\n");
+    for (int i = 0; i < ARRAY_LEN(notation); i++) {
+        printf("  %-14s %s\n", notation[i].text, notation[i].meaning);
+    }
+}
+
 static void help_all(void) {
     printf("A later source wins: defaults, model.preset, files named by \"extends\" in a file, "
-           "files, KEY=VALUE.\n`help KEY`, `help GROUP` and `help PRESET` tell more.\n");
+           "files, KEY=VALUE.\n`help NAME` of a key, group, preset or recipe tells more.\n");
     for (int g = 0; g < ARRAY_LEN(groups); g++) {
         printf("\n%s%s%s\n", groups[g].name, groups[g].name[0] ? ": " : "", groups[g].title);
         print_keys(groups[g].name);
@@ -111,6 +132,25 @@ static void help_preset(const Preset *preset) {
     }
 }
 
+static void help_recipe(const Recipe *recipe) {
+    printf("precision.recipe=%s: %s\n", recipe->name, recipe->summary);
+    for (int g = 0; g < NUM_GEMMS; g++) {
+        printf("  %s", gemm_names[g]);
+        for (int s = 0; s < NUM_SIDES; s++) {
+            char text[64];
+            operand_describe(&recipe->plan.cell[g][s], text, sizeof(text));
+            printf("  %-2s %-22s", operand_names[g][s], text);
+        }
+        printf("\n");
+    }
+    if (recipe->keep_last_frac > 0) {
+        printf("  the last %.0f %% of the blocks, at least one, stay in BF16 "
+               "(precision.keep_bf16.last)\n",
+               100 * recipe->keep_last_frac);
+    }
+    print_notation();
+}
+
 void config_help(const char *name) {
     if (!name) {
         help_all();
@@ -118,23 +158,27 @@ void config_help(const char *name) {
     }
     const ConfigKey *key = config_key_find(name);
     const Preset *preset = preset_find(name);
+    const Recipe *recipe = recipe_find(name);
     GemmKind gemm;
     const char *operand, *field;
     if (key) {
         help_key(key);
     } else if (preset) {
         help_preset(preset);
+    } else if (recipe) {
+        help_recipe(recipe);
     } else if (config_cell_key(name, &gemm, &operand, &field)) {
         printf("%s: the %s of operand %s in %s, on every layer\n  legal    %s\n", name, field,
                operand, gemm_names[gemm], rule_legal(field));
     } else if (config_is_group(name)) {
         print_keys(name);
-        if (strncmp(name, "precision", strlen("precision")) == 0) print_rules();
+        if (strncmp(name, "precision", strlen("precision")) != 0) return;
+        print_rules();
+        print_notation();
     } else {
-        const char *nearest = config_nearest_key(name);
-        die(EXIT_CONFIG, "help: there is no key, group or preset \"%s\"%s%s%s", name,
-            nearest ? "; did you mean \"" : "; `help` lists all", nearest ? nearest : "",
-            nearest ? "\"?" : "");
+        char suggestion[256];
+        die(EXIT_CONFIG, "help: there is no key, group, preset or recipe \"%s\"%s", name,
+            config_suggestion(name, suggestion, sizeof(suggestion)));
     }
 }
 
@@ -172,6 +216,10 @@ void config_help_markdown(void) {
     printf("\n### Recipes\n\n| `precision.recipe` | |\n|---|---|\n");
     for (int i = 0; i < num_recipes; i++) {
         printf("| `%s` | %s |\n", recipes[i].name, recipes[i].summary);
+    }
+    printf("\n### Operands in plans\n\n| | |\n|---|---|\n");
+    for (int i = 0; i < ARRAY_LEN(notation); i++) {
+        printf("| `%s` | %s |\n", notation[i].text, notation[i].meaning);
     }
     printf("\n### Presets\n\n| `model.preset` | |\n|---|---|\n");
     for (int i = 0; i < num_presets; i++) {

@@ -137,7 +137,7 @@ const ConfigKey config_keys[] = {
     {KEY(INT64, eval.every), "250", 0, MAX_COUNT,
      "steps between validations; 0: only at the end", "llm.c -v, nanoGPT eval_interval"},
     {KEY(INT64, eval.tokens), "1048576", 0, MAX_COUNT,
-     "tokens of a validation, always the same ones; 0: all of data.val", "llm.c -m, in batches"},
+     "tokens of a validation, always the same ones; 0: all of data.val", "llm.c -m (in batches)"},
     {KEY(INT, eval.micro), "0", 0, MAX_BATCH,
      "sequences of a validation's micro-batch; 0: batch.micro", NULL},
 
@@ -254,7 +254,22 @@ int config_is_group(const char *name) {
     return rest && rest[0] == '\0';
 }
 
-const char *config_nearest_key(const char *name) {
+/* The key that llm.c or nanoGPT calls like the last part of the name. */
+static const ConfigKey *key_called_elsewhere(const char *name) {
+    const char *dot = strrchr(name, '.'), *word = dot ? dot + 1 : name;
+    for (int i = 0; i < num_config_keys; i++) {
+        const char *at = config_keys[i].elsewhere;
+        while (at && *at) {
+            size_t length = strcspn(at, " ,");
+            if (strlen(word) == length && strncmp(at, word, length) == 0) return &config_keys[i];
+            at += length + strspn(at + length, " ,");
+        }
+    }
+    return NULL;
+}
+
+/* The key with the nearest spelling, NULL where none is near. */
+static const char *nearest_key(const char *name) {
     int length = (int)strlen(name);
     int limit = length < 9 ? 3 : 4, best = limit;
     const char *nearest = NULL;
@@ -268,4 +283,17 @@ const char *config_nearest_key(const char *name) {
         nearest = config_keys[i].name;
     }
     return nearest;
+}
+
+const char *config_suggestion(const char *name, char *buffer, int size) {
+    const ConfigKey *key = key_called_elsewhere(name);
+    const char *nearest = nearest_key(name);
+    if (key) {
+        snprintf(buffer, size, "; did you mean \"%s\" (%s)?", key->name, key->elsewhere);
+    } else if (nearest) {
+        snprintf(buffer, size, "; did you mean \"%s\"?", nearest);
+    } else {
+        snprintf(buffer, size, "; `help` lists all keys");
+    }
+    return buffer;
 }

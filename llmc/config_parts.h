@@ -59,8 +59,6 @@ const ConfigKey *config_key_find(const char *name);
 int config_is_group(const char *name);
 /* Splits "precision.GEMM.OPERAND.FIELD", which stands for one rule on every layer. 0: it is not. */
 int config_cell_key(const char *name, GemmKind *gemm, const char **operand, const char **field);
-/* The key or group with the nearest spelling, NULL where none is near. */
-const char *config_nearest_key(const char *name);
 
 typedef struct {
     const char *name, *summary;

@@ -425,6 +425,8 @@ static const BadFile bad_files[] = {
     {"{\"optim\":\n  {\"lrr\": 1}}", "c.json:2:4: key \"optim.lrr\" is unknown; did you mean "
                                      "\"optim.lr\"?"},
     {"{\"lr\": 1}", "c.json:1:2: key \"lr\" is unknown; did you mean \"optim.lr\"?"},
+    {"{\"optim\": {\"learning_rate\": 1}}",
+     "is unknown; did you mean \"optim.lr\" (llm.c -l, nanoGPT learning_rate)?"},
     {"{\"modle\": {\"dim\": 1}}", "c.json:1:2: key \"modle\" is unknown"},
     {"{\"zzzzzzzzzz\": 1}", "key \"zzzzzzzzzz\" is unknown; `help` lists all keys"},
     {"{\"precision\": {\"wgrad\": {\"w\": {\"hadamard\": 0}}}}",
@@ -691,14 +693,23 @@ CASE(help_of_one_thing) {
         {"precision.wgrad.x.hadamard", "the hadamard of operand x in wgrad, on every layer\n"
                                        "  legal    0, 16"},
         {"nemotron-1.2b", "model.kv_heads=8\n"},
+        {"nvfp4", "  dgrad  dy nvfp4 1x16 sr8          w  nvfp4 16x16T          \n"
+                  "  wgrad  dy nvfp4 1x16 rht16 sr8    x  nvfp4 1x16 rht16      \n"
+                  "  the last 15 % of the blocks"},
+        {"nvfp4", "  sr8            stochastic rounding"},
+        {"precision", "  sr8            stochastic rounding"},
     };
     for (int i = 0; i < ARRAY_LEN(asked); i++) {
         char *text = printed_by(config_help, asked[i][0]);
         EXPECT(strstr(text, asked[i][1]), "%s:\n%s", asked[i][0], text);
         free(text);
     }
-    EXPECT_DIES(EXIT_CONFIG, "no key, group or preset \"lr\"; did you mean \"optim.lr\"?",
+    EXPECT_DIES(EXIT_CONFIG,
+                "no key, group, preset or recipe \"lr\"; did you mean \"optim.lr\"?",
                 config_help("lr"));
+    EXPECT_DIES(EXIT_CONFIG,
+                "\"batch_size\"; did you mean \"batch.micro\" (llm.c -b, nanoGPT batch_size)?",
+                config_help("batch_size"));
     EXPECT_DIES(EXIT_CONFIG, "\"blah\"; `help` lists all", config_help("blah"));
 }
 

@@ -153,6 +153,16 @@ CASE(samples_while_training_change_nothing) {
     expect_same_record(text("%s/run", dir), text("%s/quiet", dir));
 }
 
+CASE(help_answers_every_word_and_version_says_which_program) {
+    runs_in(NULL, "help optim.lr nvfp4 log");
+    EXPECT(strncmp(ran.out, "optim.lr: ", 10) == 0 &&
+               strstr(ran.out, "\n\nprecision.recipe=nvfp4") && strstr(ran.out, "\n\n  log.dir "),
+           "%s", ran.out);
+    runs_in(NULL, "--version");
+    EXPECT(strncmp(ran.out, "train_gpt_nvfp4 ", 16) == 0 && strstr(ran.out, ", CPU build ("), "%s",
+           ran.out);
+}
+
 CASE(a_preset_behind_a_file_is_warned_of) {
     const char *dir = new_dir("preset");
     runs_in(dir, "plan base.json model.preset=s1-7m batch.seq_len=32");
