@@ -4,7 +4,13 @@
 #include "../device_cuda.cuh"
 #include "gemm_mma.cuh"
 
-int gemm_mma_available(const Device *dev) { return dev->compute_capability / 10 == 12; }
+int gemm_mma_available(const Device *dev) {
+    if (dev->compute_capability / 10 != 12) return 0;
+    // PTX of an older target, translated at run time, would do it in software here too.
+    cudaFuncAttributes kernel;
+    CUDA_CHECK(cudaFuncGetAttributes(&kernel, gemm_mma_kernel<MmaLayout, float>));
+    return kernel.ptxVersion / 10 == 12;
+}
 
 static MmaSide packed_side(const char *name, const QOperand *q) {
     CHECK(q->form == FORM_PACKED && q->format == FORMAT_NVFP4,

@@ -20,8 +20,8 @@ opinion on it.
 extern "C" {
 #endif
 
-/* 1 on GPUs that have the instruction (sm_120, sm_121). Others run the same arithmetic in software,
-   bit for bit, hundreds of times slower: for tests. */
+/* 1 where the instruction itself runs: sm_120 and sm_121, and a program built for them. Elsewhere
+   gemm_mma_cuda does the same arithmetic in software, bit for bit and very slowly: for tests. */
 int gemm_mma_available(const Device *dev);
 void gemm_mma_cuda(Device *dev, Tensor d, const QOperand *a, const QOperand *b,
                    GemmEpilogue epilogue);

@@ -1,0 +1,159 @@
+#!/usr/bin/env python3
+"""Checks the machine code that `make cuda` built, without a GPU: check_opcodes.py [FOLDER], by
+default build/cuda. The NVFP4 GEMM must hold FP4 tensor core instructions for sm_120, quantisers the
+hardware's conversion to FP4 once their source asks for it; their kernels must not spill registers
+and must fit into a block's shared memory. Prints totals, exits 1 on a breach; changes nothing.
+
+Source of the numbers: the low 12 bits of a 16-byte instruction are its opcode; those of interest
+were found by assembling one instruction at a time with CUDA 13.0."""
+
+import collections
+import pathlib
+import re
+import struct
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SHARED_LIMIT = 99 * 1024
+
+# What is counted: name, opcode, and bits of the second word that tell variants apart.
+OPCODES = [
+    ("OMMA", 0x47F, 0, 0),                          # mma.sync mxf4nvf4
+    ("F2FP.E2M1", 0x23E, 0x0FFFFF00, 0x04207000),   # cvt.rn.satfinite.e2m1x2.f32
+    ("LDL", 0x983, 0, 0),                           # spills come back
+    ("STL", 0x387, 0, 0),                           # spills go out
+]
+
+Rule = collections.namedtuple("Rule", "object kernel arches opcode least most source")
+ANY = 1 << 30
+# `source`: (files, pattern); the rule holds once one of the files matches. None: always.
+HARDWARE_CONVERT = ("llmc/ops/quantize*.cu*", r"e2m1x2|fp4x2")
+RULES = [
+    Rule("llmc/ops/gemm_mma.cu.o", "gemm_mma_kernel", (120,), "OMMA", 32, 32, None),
+    Rule("llmc/ops/gemm_mma.cu.o", "gemm_mma_kernel", (80, 90, 100, 103), "OMMA", 0, 0, None),
+    Rule("llmc/ops/gemm_mma.cu.o", "", (120,), "LDL", 0, 0, None),
+    Rule("llmc/ops/gemm_mma.cu.o", "", (120,), "STL", 0, 0, None),
+    Rule("llmc/ops/quantize.cu.o", "quantize", (100, 103, 120), "F2FP.E2M1", 1, ANY,
+         HARDWARE_CONVERT),
+    Rule("llmc/ops/quantize.cu.o", "", (100, 103, 120), "LDL", 0, 0, None),
+    Rule("llmc/ops/quantize.cu.o", "", (100, 103, 120), "STL", 0, 0, None),
+]
+
+
+class Kernel:
+    def __init__(self, arch, name):
+        self.arch, self.name = arch, name
+        self.counts = collections.Counter()
+        self.shared = 0
+
+
+def sections(elf):
+    """(name, bytes in the file or None, size) of each section of a 64-bit ELF."""
+    offset, = struct.unpack_from("<Q", elf, 40)
+    entry, count, names = struct.unpack_from("<HHH", elf, 58)
+    headers = [struct.unpack_from("<IIQQQQ", elf, offset + i * entry) for i in range(count)]
+    names_at = headers[names][4]
+    for name_at, kind, _, _, at, size in headers:
+        start = names_at + name_at
+        name = elf[start:elf.index(b"\0", start)].decode()
+        yield name, None if kind == 8 else elf[at:at + size], size   # 8: takes no room in the file
+
+
+def images(data, path):
+    """(architecture, ELF) of each GPU of the fat binaries in an object file."""
+    at = data.find(struct.pack("<I", 0xBA55ED50))
+    while at >= 0:
+        header, size = struct.unpack_from("<HQ", data, at + 6)
+        end = at + header + size
+        at += header
+        while at < end:
+            kind, _, header, size = struct.unpack_from("<HHIQ", data, at)
+            arch, = struct.unpack_from("<I", data, at + 28)
+            image = data[at + header:at + header + size]
+            if kind == 2:   # 1 is PTX
+                if image[:4] != b"\x7fELF":
+                    sys.exit(f"{path}: its code for sm_{arch} is compressed; build with "
+                             "-Xfatbin=-no-compress")
+                yield arch, image
+            at += header + size
+        at = data.find(struct.pack("<I", 0xBA55ED50), end)
+
+
+def count_opcodes(code):
+    counts = collections.Counter()
+    for low, high in struct.iter_unpack("<QQ", code):
+        for name, opcode, mask, bits in OPCODES:
+            if low & 0xFFF == opcode and high & mask == bits:
+                counts[name] += 1
+    return counts
+
+
+def read_kernels(path):
+    kernels = {}
+    for arch, image in images(path.read_bytes(), path):
+        for section, data, size in sections(image):
+            match = re.match(r"\.(text|nv\.shared)\.(_Z\w+)$", section)
+            if not match:
+                continue
+            kernel = kernels.setdefault((arch, match.group(2)), Kernel(arch, match.group(2)))
+            if match.group(1) == "text":
+                kernel.counts = count_opcodes(data)
+            else:
+                kernel.shared = size
+    return kernels.values()
+
+
+def applies(rule):
+    if not rule.source:
+        return True
+    files, pattern = rule.source
+    return any(re.search(pattern, path.read_text(encoding="utf-8")) for path in ROOT.glob(files))
+
+
+def check_rule(rule, kernels):
+    """Breaches of one rule among the kernels of its object."""
+    if not applies(rule):
+        print(f"{rule.object}: {rule.opcode} not asked for by its source")
+        return
+    for arch in rule.arches:
+        found = [k for k in kernels if k.arch == arch and rule.kernel in k.name]
+        if not found:
+            yield f"{rule.object}: no kernel *{rule.kernel}* for sm_{arch}; build all targets"
+        for kernel in found:
+            count = kernel.counts[rule.opcode]
+            if not rule.least <= count <= rule.most:
+                yield (f"{rule.object}: sm_{arch} {kernel.name}: {count} {rule.opcode}, "
+                       f"want {rule.least} to {rule.most}")
+
+
+def print_totals(name, arch, kernels):
+    counts = sum((k.counts for k in kernels), collections.Counter())
+    text = "  ".join(f"{opcode[0]} {counts[opcode[0]]}" for opcode in OPCODES)
+    print(f"{name}  sm_{arch}  {len(kernels)} kernels  {text}  "
+          f"shared up to {max(k.shared for k in kernels)}")
+
+
+def main():
+    folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "build/cuda")
+    breaches = []
+    for name in dict.fromkeys(rule.object for rule in RULES):
+        path = folder / name
+        if not path.is_file():
+            breaches.append(f"{path}: not there; make cuda SM=\"80 90a 100a 103a 120f\" builds it")
+            continue
+        kernels = sorted(read_kernels(path), key=lambda k: (k.arch, k.name))
+        for arch in sorted({k.arch for k in kernels}):
+            print_totals(name, arch, [k for k in kernels if k.arch == arch])
+        for k in kernels:
+            if k.shared > SHARED_LIMIT:
+                breaches.append(f"{name}: sm_{k.arch} {k.name}: {k.shared} bytes of shared memory,"
+                                f" limit {SHARED_LIMIT}")
+        for rule in RULES:
+            if rule.object == name:
+                breaches += check_rule(rule, kernels)
+    print("\n".join(breaches + [f"opcodes: {len(breaches)} breaches"]))
+    return 1 if breaches else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
