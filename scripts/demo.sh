@@ -143,7 +143,7 @@ if [ "$(trained_tokens nvfp4)" -lt "$full_tokens" ]; then
 fi
 awk -v bf16="$bf16" -v nvfp4="$nvfp4" -v bigram="$bigram" '
     function require(holds, what) {
-        printf "%s: %s\n", holds ? "holds" : "FAILED", what
+        printf "%s: %s\n", holds ? "holds" : "does NOT hold", what
         failed += !holds
     }
     BEGIN {
