@@ -261,6 +261,14 @@ static void save_checkpoint(Run *r) {
     r->host->barrier(r->host);
 }
 
+/* The checkpoint at a path, which may also be a run's directory; NULL where there is none. */
+static char *checkpoint_at(const char *path) {
+    char *found = checkpoint_find(path), *below = format_string("%s/ckpt", path);
+    if (!found) found = checkpoint_find(below);
+    free(below);
+    return found;
+}
+
 /* Where ckpt.resume points: NULL when there is nothing to resume. "never" is for training: what
    only looks at a model takes the newest. */
 static char *find_checkpoint(const Run *r, int training) {
@@ -268,7 +276,7 @@ static char *find_checkpoint(const Run *r, int training) {
     int never = strcmp(c->ckpt.resume, "never") == 0;
     if (never && training) return NULL;
     if (never || strcmp(c->ckpt.resume, "auto") == 0) return checkpoint_find(c->ckpt.dir);
-    char *path = checkpoint_find(c->ckpt.resume);
+    char *path = checkpoint_at(c->ckpt.resume);
     if (!path)
         die(EXIT_DATA, "ckpt.resume: there is no checkpoint at %s; legal: auto, never, or a path",
             c->ckpt.resume);
@@ -664,7 +672,7 @@ static int verb_sample(int num_args, char **args) {
 static int verb_ckpt(int num_args, char **args) {
     if (num_args != 2 || strcmp(args[0], "verify") != 0)
         die(EXIT_CONFIG, "usage: train_gpt_nvfp4 ckpt verify DIR");
-    char *path = checkpoint_find(args[1]);
+    char *path = checkpoint_at(args[1]);
     if (!path) die(EXIT_DATA, "there is no checkpoint at %s", args[1]);
     int faults = checkpoint_verify(path);
     free(path);
@@ -684,7 +692,8 @@ static const Verb verbs[] = {
     {"eval", verb_eval, "validation loss of a checkpoint"},
     {"sample", verb_sample, "text from a checkpoint"},
     {"plan", verb_plan, "precision, memory and FLOPs of a run"},
-    {"ckpt", verb_ckpt, "ckpt verify DIR: checks the files of the newest checkpoint in DIR"},
+    {"ckpt", verb_ckpt,
+     "ckpt verify DIR: checks the files of the newest checkpoint in DIR, or of the run there"},
     {"help", verb_help,
      "help [NAME ...]: all keys with their defaults, or keys, groups, presets, recipes; "
      "--markdown"},

@@ -132,17 +132,21 @@ static int is_known(const Parser *p, const char *real_path, const Where *from) {
 
 /* `from` is the place that extends the file, NULL for a file of the command line. */
 static void add_file(Parser *p, SettingList *list, const char *path, const Where *from) {
+    char *in_run = format_string("%s/config.resolved.json", path);
+    if (file_exists(in_run)) path = in_run;   // the directory of a run stands for its config
     size_t bytes;
     char *text = config_read_file(path, &bytes);
     char *real_path = realpath(path, NULL);   // NULL for a pipe: it extends nothing twice
     if (from && real_path && is_known(p, real_path, from)) {
         free(text);
         free(real_path);
+        free(in_run);
         return;
     }
     int source = p->num_documents + 1;
     Document *d = add_document(p);
     d->path = xstrdup(path);
+    free(in_run);
     d->text = text;
     d->real_path = real_path;
     d->json = config_json_parse(d->path, text, bytes);
@@ -368,12 +372,21 @@ static cJSON *group_of(cJSON *root, const char *name, const char **last) {
     return object;
 }
 
+/* ckpt.dir as it is without being given: left open, so that another log.dir takes it along. */
+static int follows_log_dir(const Config *c) {
+    size_t length = strlen(c->log.dir);
+    return strncmp(c->ckpt.dir, c->log.dir, length) == 0 &&
+           strcmp(c->ckpt.dir + length, "/ckpt") == 0;
+}
+
 char *config_to_json(const Config *c) {
     cJSON *root = cJSON_CreateObject();
     for (int i = 0; i < num_config_keys; i++) {
         const char *last;
         cJSON *group = group_of(root, config_keys[i].name, &last);
-        cJSON_AddItemToObject(group, last, config_get(c, &config_keys[i]));
+        int follows = strcmp(config_keys[i].name, "ckpt.dir") == 0 && follows_log_dir(c);
+        cJSON *value = follows ? cJSON_CreateString("") : config_get(c, &config_keys[i]);
+        cJSON_AddItemToObject(group, last, value);
     }
     char *printed = cJSON_Print(root);
     if (!printed) die(EXIT_OOM, "out of host memory: cannot write the config as JSON");

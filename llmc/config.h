@@ -92,7 +92,8 @@ typedef struct {
     char *preset_changes;
 } Config;
 
-/* Parses `args`: paths of JSON files and key=value words, in order. Fills in what is derived and
+/* Parses `args`: paths of JSON files or of runs' directories, whose config.resolved.json is meant,
+   and key=value words, in order. Fills in what is derived and
    checks keys against each other (dim divisible by heads, warm-up shorter than training, ...); what
    depends on the number of ranks is left to the functions below. Dies with EXIT_CONFIG on the first
    error. */
@@ -109,7 +110,7 @@ int64_t config_step_tokens(const Config *c, int world_size);
 int64_t config_steps(const Config *c, int world_size, int64_t epoch_sequences);
 
 /* The whole config as JSON text with every key and its resolved value (caller frees): parses back
-   to an equal Config. */
+   to an equal Config. A ckpt.dir that follows from log.dir is "", and so follows another one. */
 char *config_to_json(const Config *c);
 /* What has changed since config_to_json gave `saved`: a line "KEY: OLD -> NEW" for each key that is
    among the names, itself or its group ("model batch.seq_len"). Keys that the text does not have

@@ -331,14 +331,22 @@ static const char *size_message(const char *what, int64_t size, int multiple, co
    Square tiles, which a Hadamard transform never has, are the same in both directions. */
 static const char *transposed_error(const LinearPlan *plan, GemmKind g, Side s) {
     const Operand *w = &plan->cell[GEMM_FPROP][SIDE_B];
-    Operand o = plan->cell[g][s];
-    o.source = w->source;
-    int is_dgrad_w = g == GEMM_DGRAD && s == SIDE_B;
-    if (is_dgrad_w && w->tile == TILE_SQUARE && memcmp(&o, w, sizeof(o)) == 0) return NULL;
+    Operand o = plan->cell[g][s], fprop = *w;
+    if (g != GEMM_DGRAD || s != SIDE_B) {
+        snprintf(message, sizeof(message),
+                 "%s.%s: source transposed is for dgrad.w alone; set source to tensor",
+                 gemm_names[g], operand_names[g][s]);
+        return message;
+    }
+    fprop.source = o.source;
+    int i = 0, num_fields = ARRAY_LEN(operand_fields);
+    while (i < num_fields && *operand_field(&o, i) == *operand_field(&fprop, i)) i++;
+    if (i == num_fields && w->tile == TILE_SQUARE) return NULL;
     snprintf(message, sizeof(message),
-             "%s.%s: source transposed is for dgrad.w alone, equal to fprop.w in all other fields, "
-             "in square tiles; set source to tensor",
-             gemm_names[g], operand_names[g][s]);
+             "dgrad.w: source transposed shares the codes of fprop.w, %s%s%s; change both alike "
+             "(gemm \"*\", operand \"w\"), or set precision.dgrad.w.source=tensor",
+             i < num_fields ? "but its " : "which wants square tiles",
+             i < num_fields ? operand_fields[i].key : "", i < num_fields ? " is another" : "");
     return message;
 }
 
@@ -368,8 +376,9 @@ static const char *pair_error(const LinearPlan *plan, GemmKind g) {
     if (a_size != b_size || (a_size && a->signs != b->signs)) {
         snprintf(message, sizeof(message),
                  "%s: the Hadamard transform must be the same on both operands (size %d and "
-                 "%d), or the product changes",
-                 gemm_names[g], a_size, b_size);
+                 "%d), or the product changes; the rule {\"gemm\": \"%s\", %s} sets both",
+                 gemm_names[g], a_size, b_size, gemm_names[g],
+                 a_size != b_size ? "\"hadamard\": 0" : "\"signs\": \"fixed\"");
         return message;
     }
     int both_quantized = format_is_quantized(a->format) && format_is_quantized(b->format);

@@ -331,6 +331,28 @@ CASE(echo_prints_floats_as_they_are_written) {
 
 /* --- tokens and steps --- */
 
+/* The directory of a run stands for its config, and its checkpoints do not go along to another. */
+CASE(directory_of_a_run_is_its_config) {
+    char *args[] = {"model.dim=96", "log.dir=runs/first"};
+    Config c;
+    config_parse(&c, ARRAY_LEN(args), args);
+    char *text = config_to_json(&c);
+    config_free(&c);
+    mkdir(file_path("run"), 0777);
+    write_file("run/config.resolved.json", text);
+    free(text);
+    char *again[] = {file_path("run"), "log.dir=runs/second"};
+    config_parse(&c, 1, again);
+    EXPECT_EQ_I64(c.model.dim, 96);
+    EXPECT(strcmp(c.ckpt.dir, "runs/first/ckpt") == 0, "%s", c.ckpt.dir);
+    config_free(&c);
+    config_parse(&c, 2, again);
+    EXPECT(strcmp(c.ckpt.dir, "runs/second/ckpt") == 0, "%s", c.ckpt.dir);
+    config_free(&c);
+    char *elsewhere[] = {"log.dir=a", "ckpt.dir=a/ckpts"};
+    expect_round_trip(ARRAY_LEN(elsewhere), elsewhere);
+}
+
 /* --- changes --- */
 
 static void expect_changes(int num_args, char **args, const char *saved, const char *want) {

@@ -163,6 +163,17 @@ CASE(help_answers_every_word_and_version_says_which_program) {
            ran.out);
 }
 
+CASE(directory_of_a_run_for_every_verb) {
+    const char *dir = new_dir("directory");
+    runs_in(dir, "base.json data.tokenizer=byte.vocab");
+    static const char *const lines[] = {"eval run", "plan run", "sample run sample.tokens=4",
+                                        "ckpt verify run", "run train.steps=5",
+                                        "run log.dir=other ckpt.resume=run train.steps=6"};
+    for (int i = 0; i < ARRAY_LEN(lines); i++) runs_in(dir, lines[i]);
+    EXPECT(strstr(ran.out, "run/ckpt/step_00000005: step 5"), "%s", ran.out);
+    EXPECT_EQ_I64(count_entries(text("%s/other/ckpt", dir), "step_"), 1, "checkpoints");
+}
+
 CASE(a_preset_behind_a_file_is_warned_of) {
     const char *dir = new_dir("preset");
     runs_in(dir, "plan base.json model.preset=s1-7m batch.seq_len=32");

@@ -171,7 +171,7 @@ CASE(command_line) {
         {"ckpt", EXIT_CONFIG, {"usage: train_gpt_nvfp4 ckpt verify DIR"}},
         {"ckpt verify", EXIT_CONFIG, {"usage: train_gpt_nvfp4 ckpt verify DIR"}},
         {"ckpt prove @/trained/ckpt", EXIT_CONFIG, {"usage: train_gpt_nvfp4 ckpt verify DIR"}},
-        {"ckpt verify @/trained", EXIT_DATA, {"no checkpoint at", "/trained"}},
+        {"ckpt verify @", EXIT_DATA, {"no checkpoint at", "/data"}},
         {"train", EXIT_CONFIG, {"data.train is not set", "data/prepare_text.py"}},
         {"@/absent.json", EXIT_CONFIG, {"/absent.json", "No such file"}},
         {"@", EXIT_CONFIG, {"is a directory", "expected a JSON file"}},

@@ -213,7 +213,8 @@ typedef struct {
 } Refusal;
 
 #define HADAMARD   "wgrad: the Hadamard transform must be the same on both operands (size "
-#define TRANSPOSED "source transposed is for dgrad.w alone, equal to fprop.w in all other fields"
+#define TRANSPOSED "source transposed is for dgrad.w alone; set source to tensor"
+#define SHARED     "dgrad.w: source transposed shares the codes of fprop.w, "
 // clang-format off
 static const Refusal refusals[] = {
     {"nvfp4", 48, 64, 64, "in-features is 48, but a quantised linear's in-features must be a "
@@ -223,8 +224,12 @@ static const Refusal refusals[] = {
                            "multiple of 32; nearest: 96 or 128", {{0}}},
     {"nvfp4", 64, 64, 40, "batch.micro x batch.seq_len is 40, but tokens per micro-step must be a "
                           "multiple of 32; nearest: 32 or 64", {{0}}},
-    {"nvfp4", 64, 64, 64, HADAMARD "16 and 0)", {{"wgrad", "x", "hadamard", "0"}}},
-    {"nvfp4", 64, 64, 64, HADAMARD "16 and 16)", {{"wgrad", "x", "signs", "none"}}},
+    {"nvfp4", 64, 64, 64, HADAMARD "16 and 0), or the product changes; the rule "
+                          "{\"gemm\": \"wgrad\", \"hadamard\": 0} sets both",
+     {{"wgrad", "x", "hadamard", "0"}}},
+    {"nvfp4", 64, 64, 64, HADAMARD "16 and 16), or the product changes; the rule "
+                          "{\"gemm\": \"wgrad\", \"signs\": \"fixed\"} sets both",
+     {{"wgrad", "x", "signs", "none"}}},
     {"nvfp4", 64, 64, 64, HADAMARD "0 and 16)", {{"wgrad", "dy", "format", "bf16"}}},
     {"nvfp4", 64, 64, 64, "dgrad: one operand is f32 and the other is not",
      {{"dgrad", "dy", "format", "f32"}}},
@@ -238,10 +243,14 @@ static const Refusal refusals[] = {
      {{"dgrad", "w", "source", "tensor"}, {"dgrad", "*", "hadamard", "16"}}},
     {"nvfp4", 64, 64, 64, "fprop.w: " TRANSPOSED, {{"fprop", "w", "source", "transposed"}}},
     {"nvfp4", 64, 64, 64, "wgrad.x: " TRANSPOSED, {{"wgrad", "x", "source", "transposed"}}},
-    {"nvfp4", 64, 64, 64, "dgrad.w: " TRANSPOSED, {{"fprop", "w", "tile", "row"}}},
-    {"nvfp4", 64, 64, 64, "dgrad.w: " TRANSPOSED, {{"fprop", "w", "format", "bf16"}}},
-    {"nvfp4", 64, 64, 64, "dgrad.w: " TRANSPOSED, {{"dgrad", "*", "hadamard", "16"}}},
-    {"nvfp4", 64, 64, 64, "dgrad.w: " TRANSPOSED, {{"dgrad", "w", "rounding", "stochastic"}}},
+    {"nvfp4", 64, 64, 64, SHARED "but its tile is another; change both alike (gemm \"*\", operand "
+                          "\"w\"), or set precision.dgrad.w.source=tensor",
+     {{"fprop", "w", "tile", "row"}}},
+    {"nvfp4", 64, 64, 64, SHARED "but its format is another", {{"fprop", "w", "format", "bf16"}}},
+    {"nvfp4", 64, 64, 64, SHARED "but its hadamard is another", {{"dgrad", "*", "hadamard", "16"}}},
+    {"nvfp4", 64, 64, 64, SHARED "but its rounding is another",
+     {{"dgrad", "w", "rounding", "stochastic"}}},
+    {"nvfp4", 64, 64, 64, SHARED "which wants square tiles;", {{"*", "w", "tile", "row"}}},
 };
 // clang-format on
 
