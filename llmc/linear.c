@@ -6,6 +6,17 @@
 #include "common.h"
 #include "rng.h"
 
+enum { SCALES_ALIGN = 16 };   // bytes: what native GEMMs ask of block scales
+
+/* One operand to be made: of which GEMM and side, in which buffer if it is quantised, and where its
+   description goes. */
+typedef struct {
+    GemmKind gemm;
+    Side side;
+    Tensor buffer;
+    QOperand *operand;
+} OperandRequest;
+
 /* --- plan --- */
 
 static const Operand *cell(const Linear *l, GemmKind g, Side s) { return &l->plan.cell[g][s]; }
@@ -43,22 +54,48 @@ void linear_declare(Linear *l, ParamTable *t, const char *name, int in, int out,
 
 /* --- buffers --- */
 
-static int shares_fprop_codes(const Linear *l) {
-    return is_quantized(l, GEMM_DGRAD, SIDE_B) &&
-           cell(l, GEMM_DGRAD, SIDE_B)->source == SOURCE_TRANSPOSED;
+OperandForm linear_gemm_form(const Engine *e, const Linear *l, GemmKind g) {
+    int alike =
+        is_quantized(l, g, SIDE_A) && cell(l, g, SIDE_A)->format == cell(l, g, SIDE_B)->format;
+    return alike ? e->form : FORM_VALUES;
 }
 
-void linear_place_weights(Linear *l, Arena *a) {
+/* Decoded bf16 values; or codes and, aligned behind them, block scales. */
+size_t linear_operand_bytes(OperandForm form, int64_t rows, int64_t k) {
+    if (form == FORM_VALUES) return dtype_bytes(DT_BF16, rows * k);
+    return (size_t)round_up((int64_t)quantize_packed_bytes(rows, k), SCALES_ALIGN) +
+           quantize_scales_bytes(rows, k);
+}
+
+/* The transposed codes of fprop's weight: the same decoded values read the other way. Packed codes
+   are stored along the contraction, so there dgrad has its own, which come out equal. */
+static int shares_fprop_codes(const Engine *e, const Linear *l) {
+    return is_quantized(l, GEMM_DGRAD, SIDE_B) &&
+           cell(l, GEMM_DGRAD, SIDE_B)->source == SOURCE_TRANSPOSED &&
+           linear_gemm_form(e, l, GEMM_FPROP) == FORM_VALUES &&
+           linear_gemm_form(e, l, GEMM_DGRAD) == FORM_VALUES;
+}
+
+static Tensor operand_buffer(const Engine *e, const Linear *l, GemmKind g, Arena *a, int64_t rows,
+                             int64_t k) {
+    size_t bytes = linear_operand_bytes(linear_gemm_form(e, l, g), rows, k);
+    return arena_tensor(a, DT_U8, 1, (int64_t)bytes);
+}
+
+void linear_place_weights(const Engine *e, Linear *l, Arena *a) {
     l->amax = arena_tensor(a, DT_F32, 1, NUM_GEMMS * NUM_SIDES);
-    if (is_quantized(l, GEMM_FPROP, SIDE_B))
-        l->w_values[0] = arena_tensor(a, DT_BF16, l->out, l->in);
-    if (is_quantized(l, GEMM_DGRAD, SIDE_B) && !shares_fprop_codes(l)) {
-        l->w_values[1] = arena_tensor(a, DT_BF16, l->out, l->in);
+    if (is_quantized(l, GEMM_FPROP, SIDE_B)) {
+        l->w_buffers[0] = operand_buffer(e, l, GEMM_FPROP, a, l->out, l->in);
+    }
+    if (is_quantized(l, GEMM_DGRAD, SIDE_B) && !shares_fprop_codes(e, l)) {
+        l->w_buffers[1] = operand_buffer(e, l, GEMM_DGRAD, a, l->in, l->out);
     }
 }
 
-void linear_place_saved(const Linear *l, LinearSaved *saved, Arena *a, int64_t tokens) {
-    if (!linear_keeps_input(l)) saved->token_values = arena_tensor(a, DT_BF16, tokens, l->in);
+void linear_place_saved(const Engine *e, const Linear *l, LinearSaved *saved, Arena *a,
+                        int64_t tokens) {
+    if (linear_keeps_input(l)) return;
+    saved->token_buffer = operand_buffer(e, l, GEMM_WGRAD, a, l->in, tokens);
 }
 
 /* --- operands --- */
@@ -67,63 +104,65 @@ static float *amax_slot(const Linear *l, GemmKind g, Side s) {
     return (float *)l->amax.data + (int)g * NUM_SIDES + (int)s;
 }
 
-/* A quantised operand of a tensor (R,C) whose values go to `values`. */
-static QOperand quantized_operand(const Linear *l, GemmKind g, Side s, Tensor values,
-                                  int along_rows) {
-    const Operand *o = cell(l, g, s);
+/* A quantised operand of x, still to be filled: a row operand contracts along x's columns, a token
+   operand along its rows. */
+static QOperand quantized_operand(const Engine *e, const Linear *l, OperandRequest request,
+                                  Tensor x, int token_operand) {
+    const Operand *o = cell(l, request.gemm, request.side);
     QOperand q;
     memset(&q, 0, sizeof(q));
-    q.form = FORM_VALUES;
+    q.form = linear_gemm_form(e, l, request.gemm);
     q.format = o->format;
-    q.dtype = values.dtype;
-    q.data = values.data;
+    q.dtype = DT_BF16;
+    q.data = request.buffer.data;
+    q.rows = token_operand ? x.cols : x.rows;
+    q.k = token_operand ? x.rows : x.cols;
+    q.k_contiguous = q.form == FORM_PACKED || !token_operand;
+    size_t bytes = linear_operand_bytes(q.form, q.rows, q.k);
+    CHECK(bytes <= tensor_bytes(request.buffer),
+          "%s: operand of %lld x %lld does not fit its buffer", l->name, (long long)q.rows,
+          (long long)q.k);
+    if (q.form == FORM_PACKED) {
+        int64_t codes = round_up((int64_t)quantize_packed_bytes(q.rows, q.k), SCALES_ALIGN);
+        q.scales = (uint8_t *)q.data + codes;
+    }
     if (formats[o->format].tensor_scale) {
-        q.amax = amax_slot(l, g, s);
+        q.amax = amax_slot(l, request.gemm, request.side);
         q.dequant_mult = 1.0f / (formats[o->format].elem_max * (float)o->top_scale);
     }
-    q.rows = along_rows ? values.cols : values.rows;
-    q.k = along_rows ? values.rows : values.cols;
-    q.k_contiguous = !along_rows;
     return q;
 }
 
-static Quantizer quantizer(const Engine *e, const Linear *l, GemmKind g, Side s, int token_operand,
-                           int is_weight) {
-    Quantizer how = {*cell(l, g, s), token_operand,
-                     !is_weight,     rng_quantize_tag((uint32_t)l->id, (uint32_t)g, (uint32_t)s, 0),
-                     e->seed,        e->state};
+static Quantizer quantizer(const Engine *e, const Linear *l, OperandRequest request,
+                           int token_operand, int is_weight) {
+    uint32_t tag =
+        rng_quantize_tag((uint32_t)l->id, (uint32_t)request.gemm, (uint32_t)request.side, 0);
+    Quantizer how = {
+        *cell(l, request.gemm, request.side), token_operand, !is_weight, tag, e->seed, e->state};
     return how;
 }
 
-/* The operands of one tensor for two GEMMs: `row` contracts along its columns, `token` along its
-   rows. Each is the tensor itself or its quantised values in the buffer given; an operand whose
-   buffer and need are absent is skipped. */
-typedef struct {
-    GemmKind gemm;
-    Side side;
-    Tensor values;
-    QOperand *operand;
-} OperandRequest;
+/* Makes the operand the tensor itself, or says how it is to be quantised. Returns whether it is. */
+static int begin_operand(const Engine *e, const Linear *l, OperandRequest request, Tensor x,
+                         int token_operand) {
+    if (!request.operand) return 0;
+    if (is_quantized(l, request.gemm, request.side)) {
+        *request.operand = quantized_operand(e, l, request, x, token_operand);
+        return 1;
+    }
+    FormatId format = cell(l, request.gemm, request.side)->format;
+    *request.operand = operand_from_tensor(x, format, !token_operand);
+    return 0;
+}
 
+/* The operands of one tensor for two GEMMs: `row` contracts along its columns, `token` along its
+   rows. A request without an operand is skipped. */
 static void make_operands(Engine *e, const Linear *l, Tensor x, OperandRequest row,
                           OperandRequest token, int is_weight) {
-    QOperand *row_q = NULL, *token_q = NULL;
-    Quantizer row_how = quantizer(e, l, row.gemm, row.side, 0, is_weight);
-    Quantizer token_how = quantizer(e, l, token.gemm, token.side, 1, is_weight);
-    if (row.operand) {
-        *row.operand = operand_from_tensor(x, cell(l, row.gemm, row.side)->format, 1);
-        if (is_quantized(l, row.gemm, row.side)) {
-            *row.operand = quantized_operand(l, row.gemm, row.side, row.values, 0);
-            row_q = row.operand;
-        }
-    }
-    if (token.operand) {
-        *token.operand = operand_from_tensor(x, cell(l, token.gemm, token.side)->format, 0);
-        if (is_quantized(l, token.gemm, token.side)) {
-            *token.operand = quantized_operand(l, token.gemm, token.side, token.values, 1);
-            token_q = token.operand;
-        }
-    }
+    Quantizer row_how = quantizer(e, l, row, 0, is_weight);
+    Quantizer token_how = quantizer(e, l, token, 1, is_weight);
+    QOperand *row_q = begin_operand(e, l, row, x, 0) ? row.operand : NULL;
+    QOperand *token_q = begin_operand(e, l, token, x, 1) ? token.operand : NULL;
     if (!row_q && !token_q) return;
     e->ops->amax_pair(e->device, row_q, row_q ? &row_how : NULL, token_q,
                       token_q ? &token_how : NULL, x);
@@ -133,30 +172,22 @@ static void make_operands(Engine *e, const Linear *l, Tensor x, OperandRequest r
 
 void linear_prepare(Engine *e, Linear *l) {
     Tensor weight = e->params->params[l->weight].value;
-    OperandRequest fprop = {GEMM_FPROP, SIDE_B, l->w_values[0], &l->w[GEMM_FPROP]};
-    OperandRequest dgrad = {GEMM_DGRAD, SIDE_B, l->w_values[1],
-                            shares_fprop_codes(l) ? NULL : &l->w[GEMM_DGRAD]};
+    int shared = shares_fprop_codes(e, l);
+    OperandRequest fprop = {GEMM_FPROP, SIDE_B, l->w_buffers[0], &l->w[GEMM_FPROP]};
+    OperandRequest dgrad = {GEMM_DGRAD, SIDE_B, l->w_buffers[1], shared ? NULL : &l->w[GEMM_DGRAD]};
     make_operands(e, l, weight, fprop, dgrad, 1);
-    if (!shares_fprop_codes(l)) return;
-    QOperand transposed = l->w[GEMM_FPROP];   // square tiles: the same values, read the other way
+    if (!shared) return;
+    QOperand transposed = l->w[GEMM_FPROP];
     transposed.rows = l->in;
     transposed.k = l->out;
     transposed.k_contiguous = 0;
     l->w[GEMM_DGRAD] = transposed;
 }
 
-/* The first `rows` rows of a buffer seen as (rows, cols). */
-static Tensor buffer_as(Tensor buffer, int64_t rows, int64_t cols) {
-    if (tensor_empty(buffer)) return buffer;
-    CHECK(rows * cols <= tensor_count(buffer), "operand of %lld x %lld does not fit its buffer",
-          (long long)rows, (long long)cols);
-    return tensor_view(buffer.data, buffer.dtype, rows, cols);
-}
-
 QOperand linear_input(Engine *e, Linear *l, LinearSaved *saved, Tensor x) {
     QOperand row_x;
-    OperandRequest row = {GEMM_FPROP, SIDE_A, buffer_as(e->row_values, x.rows, x.cols), &row_x};
-    OperandRequest token = {GEMM_WGRAD, SIDE_B, buffer_as(saved->token_values, x.rows, x.cols),
+    OperandRequest row = {GEMM_FPROP, SIDE_A, e->row_buffer, &row_x};
+    OperandRequest token = {GEMM_WGRAD, SIDE_B, saved->token_buffer,
                             e->training ? &saved->token_x : NULL};
     saved->x = x;
     make_operands(e, l, x, row, token, 0);
@@ -166,10 +197,8 @@ QOperand linear_input(Engine *e, Linear *l, LinearSaved *saved, Tensor x) {
 LinearGrad linear_output_grad(Engine *e, Linear *l, Tensor dy) {
     LinearGrad grad;
     grad.dy = dy;
-    OperandRequest row = {GEMM_DGRAD, SIDE_A, buffer_as(e->row_values, dy.rows, dy.cols),
-                          &grad.row};
-    OperandRequest token = {GEMM_WGRAD, SIDE_A, buffer_as(e->token_values, dy.rows, dy.cols),
-                            &grad.token};
+    OperandRequest row = {GEMM_DGRAD, SIDE_A, e->row_buffer, &grad.row};
+    OperandRequest token = {GEMM_WGRAD, SIDE_A, e->token_buffer, &grad.token};
     make_operands(e, l, dy, row, token, 0);
     return grad;
 }

@@ -30,9 +30,11 @@ typedef struct {
     ParamTable *params;
     StepState *state;            // device memory
     uint64_t seed;               // key of all random draws
+    // What GEMMs of two quantised operands take: FORM_PACKED natively, FORM_VALUES to emulate
+    OperandForm form;
     int training;                // 0: forward only, nothing is kept for backward
-    Tensor row_values;           // scratch for the row operand of one linear, (tokens, widest) bf16
-    Tensor token_values;         // scratch for the token operand of one dy, likewise
+    Tensor row_buffer;           // scratch for the row operand of one linear, (1, bytes)
+    Tensor token_buffer;         // scratch for the token operand of one dy, likewise
     int64_t quantized_gemms;     // counted as they run: the debug check on the plan
 } Engine;
 
@@ -43,15 +45,15 @@ typedef struct {
     int weight, bias;            // indices in the ParamTable; bias -1: none
     LinearPlan plan;
     Tensor amax;                 // (1, 6) f32: one scalar per GEMM operand
-    // quantised weight for fprop and dgrad, (out, in); empty where plain or shared
-    Tensor w_values[2];
+    // quantised weight for fprop and dgrad, (1, bytes); empty where plain or shared
+    Tensor w_buffers[2];
     QOperand w[NUM_GEMMS];       // weight operands of fprop and dgrad
 } Linear;
 
 /* What backward needs of the input: the token operand, or the tensor to read it from. */
 typedef struct {
     Tensor x;                    // (N,C)
-    Tensor token_values;         // (N,C) bf16 buffer; empty when wgrad reads x itself
+    Tensor token_buffer;         // (1, bytes); empty when wgrad reads x itself
     QOperand token_x;
 } LinearSaved;
 
@@ -61,11 +63,16 @@ typedef struct { Tensor dy; QOperand row, token; } LinearGrad;
 void linear_declare(Linear *l, ParamTable *t, const char *name, int in, int out, int has_bias,
                     float std);
 /* Buffers of quantised weights; called twice by the arena protocol. */
-void linear_place_weights(Linear *l, Arena *a);
+void linear_place_weights(const Engine *e, Linear *l, Arena *a);
 /* Buffer for the token operand, for up to `tokens` rows. */
-void linear_place_saved(const Linear *l, LinearSaved *saved, Arena *a, int64_t tokens);
+void linear_place_saved(const Engine *e, const Linear *l, LinearSaved *saved, Arena *a,
+                        int64_t tokens);
 /* 1 when backward reads the input tensor itself, so that its buffer must live until then. */
 int linear_keeps_input(const Linear *l);
+/* FORM_PACKED where this engine runs the GEMM natively: both operands quantised, in one format. */
+OperandForm linear_gemm_form(const Engine *e, const Linear *l, GemmKind g);
+/* Bytes that scratch for the operands of a tensor (rows, cols) needs, in either form. */
+size_t linear_operand_bytes(OperandForm form, int64_t rows, int64_t cols);
 /* GEMMs of this layer with at least one quantised operand. */
 int linear_quantized_gemms(const Linear *l);
 

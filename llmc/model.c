@@ -194,9 +194,11 @@ static void place_activations(Model *m, Arena *saved, Arena *scratch, int traini
     const ModelConfig *c = &m->config;
     Widest w = widest_of(m);
     int64_t N = m->max_tokens;
+    // Of quantised operands decoded values are the larger form, whatever the shape.
+    int64_t operand_bytes = (int64_t)linear_operand_bytes(FORM_VALUES, N, w.linear);
     for (int i = 0; i <= m->num_branches; i++)
         m->residual[i] = arena_tensor(saved, c->dtype, N, c->dim);
-    for (int i = 0; i < m->num_branches; i++) block_place(&m->blocks[i], saved, N);
+    for (int i = 0; i < m->num_branches; i++) block_place(&m->engine, &m->blocks[i], saved, N);
     m->final_stats.mean = arena_tensor(saved, DT_F32, N, 1);
     m->final_stats.rstd = arena_tensor(saved, DT_F32, N, 1);
     m->final_out = arena_tensor(saved, c->dtype, N, c->dim);
@@ -204,7 +206,7 @@ static void place_activations(Model *m, Arena *saved, Arena *scratch, int traini
     m->scratch.norm_out = arena_tensor(scratch, c->dtype, N, c->dim);
     m->scratch.core_out = arena_tensor(scratch, c->dtype, N, w.core_out);
     m->scratch.branch_out = arena_tensor(scratch, c->dtype, N, c->dim);
-    m->engine.row_values = arena_tensor(scratch, DT_BF16, N, w.linear);
+    m->engine.row_buffer = arena_tensor(scratch, DT_U8, 1, operand_bytes);
     m->tokens = arena_tensor(scratch, DT_I32, N, 1);
     m->targets = arena_tensor(scratch, DT_I32, N, 1);
     m->logits =
@@ -215,7 +217,7 @@ static void place_activations(Model *m, Arena *saved, Arena *scratch, int traini
     m->scratch.dcore_out = arena_tensor(scratch, c->dtype, N, w.core_out);
     m->scratch.dcore_in = arena_tensor(scratch, c->dtype, N, w.core_in);
     m->scratch.dnorm_out = arena_tensor(scratch, c->dtype, N, c->dim);
-    m->engine.token_values = arena_tensor(scratch, DT_BF16, N, w.linear);
+    m->engine.token_buffer = arena_tensor(scratch, DT_U8, 1, operand_bytes);
 }
 
 static OpLimits limits_of(Model *m, const Config *c) {
@@ -241,7 +243,7 @@ static void layout(Model *m, const Config *c, const Ops *ops, int training) {
     param_table_place(&m->params, &a[ARENA_PARAMETERS], &a[ARENA_GRADIENTS], &a[ARENA_OPTIMIZER],
                       training);
     for (int id = 0; id < model_num_linears(m); id++)
-        linear_place_weights(model_linear(m, id), &a[ARENA_WEIGHTS]);
+        linear_place_weights(&m->engine, model_linear(m, id), &a[ARENA_WEIGHTS]);
     m->engine.state =
         (StepState *)arena_tensor(&a[ARENA_WEIGHTS], DT_U8, 1, sizeof(StepState)).data;
     if (m->config.pos == POS_ROPE) {

@@ -40,7 +40,7 @@ void block_declare(Block *b, const BlockKind *kind, const ModelConfig *m, int in
     linear_declare(&b->out, t, name, kind->core_cols(m), m->dim, m->bias, out_std(m));
 }
 
-void block_place(Block *b, Arena *saved, int64_t tokens) {
+void block_place(const Engine *e, Block *b, Arena *saved, int64_t tokens) {
     const ModelConfig *m = b->model;
     b->stats.mean = arena_tensor(saved, DT_F32, tokens, 1);
     b->stats.rstd = arena_tensor(saved, DT_F32, tokens, 1);
@@ -49,8 +49,8 @@ void block_place(Block *b, Arena *saved, int64_t tokens) {
     if (linear_keeps_input(&b->out) || b->kind->backward_reads_output) {
         b->core_out = arena_tensor(saved, m->dtype, tokens, b->kind->core_cols(m));
     }
-    linear_place_saved(&b->in, &b->in_saved, saved, tokens);
-    linear_place_saved(&b->out, &b->out_saved, saved, tokens);
+    linear_place_saved(e, &b->in, &b->in_saved, saved, tokens);
+    linear_place_saved(e, &b->out, &b->out_saved, saved, tokens);
     if (b->kind->place) b->kind->place(b, saved, tokens);
 }
 

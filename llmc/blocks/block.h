@@ -69,7 +69,7 @@ struct Block {
 };
 
 void block_declare(Block *b, const BlockKind *kind, const ModelConfig *m, int index, ParamTable *t);
-void block_place(Block *b, Arena *saved, int64_t tokens);
+void block_place(const Engine *e, Block *b, Arena *saved, int64_t tokens);
 /* out = x + branch(x); out and x are different tensors. */
 void block_forward(Engine *e, Block *b, const BlockScratch *s, Tensor out, Tensor x, int T);
 /* dx holds d loss / d out and becomes d loss / d x. x is the forward's input. */

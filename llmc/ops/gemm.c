@@ -52,8 +52,26 @@ typedef struct {
     int64_t stride;
 } Matrix;
 
-/* All of operand b; a bf16 operand is copied to `copy`. */
+/* Rows [row, row + rows) of packed codes as the values that they stand for, (rows,k). */
+static Matrix decode_rows(const QOperand *q, int64_t row, int64_t rows, float *copy) {
+    for (int64_t r = 0; r < rows; r++) {
+        for (int64_t k = 0; k < q->k; k++) {
+            copy[r * q->k + k] = quantize_decode_packed((const uint8_t *)q->data, q->scales,
+                                                        q->rows, q->k, row + r, k);
+        }
+    }
+    Matrix m = {copy, q->k};
+    return m;
+}
+
+/* All of operand b; what is not f32 already is copied to `copy`. */
 static Matrix whole_operand(const QOperand *b, float *copy) {
+    if (b->form == FORM_PACKED) {
+#pragma omp parallel for
+        for (int64_t row = 0; row < b->rows; row++) decode_rows(b, row, 1, copy + row * b->k);
+        Matrix decoded = {copy, b->k};
+        return decoded;
+    }
     Tensor values = operand_values(b);
     Matrix m = {(const float *)values.data, values.cols};
     if (values.dtype == DT_F32) return m;
@@ -67,6 +85,7 @@ static Matrix whole_operand(const QOperand *b, float *copy) {
 
 /* Rows [row, row + rows) of operand a in its own layout, (rows,k) or (k,rows). */
 static Matrix operand_panel(const QOperand *a, int64_t row, int64_t rows, float *copy) {
+    if (a->form == FORM_PACKED) return decode_rows(a, row, rows, copy);
     Tensor values = operand_values(a);
     if (values.dtype == DT_F32) {
         Matrix in_place = {(const float *)values.data + (a->k_contiguous ? row * a->k : row),
@@ -94,9 +113,9 @@ static void finish_panel(Tensor d, int64_t row, int64_t rows, float *sums, Tenso
 
 void gemm_cpu(Device *dev, Tensor d, const QOperand *a, const QOperand *b, GemmEpilogue epilogue) {
     gemm_check(d, a, b, epilogue);
-    CHECK(a->form == FORM_VALUES, "the CPU multiplies decoded values, not packed codes");
     int64_t M = a->rows, N = b->rows, K = a->k;
-    int64_t b_count = b->dtype == DT_BF16 ? N * K : 0;
+    int b_in_place = b->form == FORM_VALUES && b->dtype == DT_F32;
+    int64_t b_count = b_in_place ? 0 : N * K;
     float *scratch = (float *)device_scratch(dev, gemm_scratch_cpu(N, K, b_count));
     float *panels = scratch + round_up(b_count, ROW_ALIGN);
     int64_t panel_a = PANEL * round_up(K, ROW_ALIGN);
