@@ -30,11 +30,12 @@ once in a program.
 enum {
     FIBRE_MAX_THREADS = 256,
     FIBRE_STACK = 1 << 16,
-    FIBRE_MAX_COPIES = 64,        // of one thread that it has not waited for
+    FIBRE_MAX_COPIES = 64,   // of one thread that it has not waited for
     FIBRE_MAX_SHARED = 99 * 1024,
-    FIBRE_CHUNK = 16,             // bytes of shared memory that are watched as one
+    FIBRE_CHUNK = 16,   // bytes of shared memory that are watched as one
     FIBRE_MAX_RANGES = 8,
-    FIBRE_NOBODY = -1, FIBRE_SEVERAL = -2
+    FIBRE_NOBODY = -1,
+    FIBRE_SEVERAL = -2
 };
 
 typedef struct {
@@ -48,7 +49,7 @@ typedef struct {
 } FibreCopy;
 
 typedef struct {
-    ucontext_t start;      // runs until the fibre first gives way; from then on, `resume` is where
+    ucontext_t start;   // runs until the fibre first gives way; from then on, `resume` is where
     jmp_buf resume;
     int done;
     FibreCopy copies[FIBRE_MAX_COPIES];
@@ -231,8 +232,7 @@ static inline void fibre_copy_async(void *shared, const void *global, int bytes,
         fprintf(stderr, "fibres.h: raise FIBRE_MAX_COPIES\n");
         exit(1);
     }
-    FibreCopy copy = {(uint8_t *)shared, inside ? (const uint8_t *)global : NULL, bytes,
-                      f->groups};
+    FibreCopy copy = {(uint8_t *)shared, inside ? (const uint8_t *)global : NULL, bytes, f->groups};
     if ((uintptr_t)shared % (uintptr_t)bytes || (uintptr_t)global % (uintptr_t)bytes ||
         (inside && !fibre_allowed(copy.from, bytes))) {
         fibre_state.faults.outside++;
@@ -249,9 +249,7 @@ static inline void fibre_copy_async(void *shared, const void *global, int bytes,
     f->copies[f->num_copies++] = copy;
 }
 
-static inline void fibre_copy_commit(void) {
-    fibre_state.fibres[fibre_state.current].groups++;
-}
+static inline void fibre_copy_commit(void) { fibre_state.fibres[fibre_state.current].groups++; }
 
 static inline void fibre_copy_wait(int in_flight) {
     Fibre *f = &fibre_state.fibres[fibre_state.current];

@@ -84,9 +84,9 @@ static float big_to_f32(Big x) {
 
 typedef enum {
     RULE_TRUE,
-    RULE_EXACT_SUM,      // nothing is cut before the sum
-    RULE_ZEROS_COUNT,    // blocks whose products are all zero set the quantum too
-    RULE_NEAREST         // the sum is rounded to nearest
+    RULE_EXACT_SUM,     // nothing is cut before the sum
+    RULE_ZEROS_COUNT,   // blocks whose products are all zero set the quantum too
+    RULE_NEAREST        // the sum is rounded to nearest
 } Rule;
 
 static int exponent_of(double x, int least) {
@@ -154,13 +154,13 @@ static uint32_t extreme_scales(void) {
 }
 
 typedef enum {
-    KIND_ANY,         // every bit random
-    KIND_TRAINING,    // scales of a few binades, c the result of the step before
-    KIND_CANCEL,      // c takes the products away again, up to a few units in the last place
-    KIND_EXTREME,     // extreme scales
-    KIND_SPARSE,      // most codes +0 or -0, so that blocks vanish beside huge scales
-    KIND_OPPOSED,     // block 1 is block 0 with the sign turned
-    KIND_LARGE_C,     // c's exponent sets the quantum
+    KIND_ANY,        // every bit random
+    KIND_TRAINING,   // scales of a few binades, c the result of the step before
+    KIND_CANCEL,     // c takes the products away again, up to a few units in the last place
+    KIND_EXTREME,    // extreme scales
+    KIND_SPARSE,     // most codes +0 or -0, so that blocks vanish beside huge scales
+    KIND_OPPOSED,    // block 1 is block 0 with the sign turned
+    KIND_LARGE_C,    // c's exponent sets the quantum
     NUM_KINDS
 } Kind;
 

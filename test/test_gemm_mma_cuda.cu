@@ -74,8 +74,7 @@ CASE(products_equal_the_step_rule) {
         for (int m = 0; m < 16; m++)
             for (int n = 0; n < 8; n++) {
                 Product *p = &want[i];
-                p->c[m][n] =
-                    fp4_step(p->c[m][n], p->a[m], p->b[n], p->a_scales[m], p->b_scales[n]);
+                p->c[m][n] = fp4_step(p->c[m][n], p->a[m], p->b[n], p->a_scales[m], p->b_scales[n]);
                 EXPECT_BITS(&got[i].c[m][n], &p->c[m][n], 4, "product %d, row %d, column %d", i, m,
                             n);
             }
@@ -112,8 +111,8 @@ static void matrix_make(Matrix *s, int64_t rows, int64_t k, Fill fill, uint32_t 
     quantize_row(&s->values, s->x, FORM_VALUES, rows);
     s->there = s->packed.row;
     s->there.data = to_gpu(s->packed.row.data, setup_bytes(&s->packed.row), "codes");
-    s->there.scales = (uint8_t *)to_gpu(s->packed.row.scales, quantize_scales_bytes(rows, k),
-                                        "scales");
+    s->there.scales =
+        (uint8_t *)to_gpu(s->packed.row.scales, quantize_scales_bytes(rows, k), "scales");
     s->there.amax = (float *)to_gpu(s->packed.row.amax, sizeof(float), "amax");
 }
 
@@ -129,7 +128,7 @@ static void matrix_free(Matrix *s) {
 typedef struct {
     Shape shape;
     Matrix a, b;
-    Tensor d, bias;           // host; d as it was before
+    Tensor d, bias;   // host; d as it was before
     Tensor d_gpu, bias_gpu;
 } Problem;
 
@@ -221,10 +220,10 @@ static void check_bits(Shape shape, Fill fill, int64_t stride) {
 
 CASE(odd_shapes_equal_chains_of_steps) {
     static const Shape shapes[] = {
-        {16, 16, 32, DT_F32, 0, 0},      {128, 128, 128, DT_BF16, 0, 0},
-        {144, 80, 96, DT_F32, 1, 0},     {272, 144, 416, DT_BF16, 1, 0},
-        {48, 400, 1056, DT_F32, 0, 1},   {1, 131, 2048, DT_BF16, 1, 0},
-        {33, 7, 160, DT_F32, 1, 1},      {1168, 16, 64, DT_BF16, 0, 0},
+        {16, 16, 32, DT_F32, 0, 0},    {128, 128, 128, DT_BF16, 0, 0},
+        {144, 80, 96, DT_F32, 1, 0},   {272, 144, 416, DT_BF16, 1, 0},
+        {48, 400, 1056, DT_F32, 0, 1}, {1, 131, 2048, DT_BF16, 1, 0},
+        {33, 7, 160, DT_F32, 1, 1},    {1168, 16, 64, DT_BF16, 0, 0},
     };
     for (int i = 0; i < ARRAY_LEN(shapes); i++) {
         check_bits(shapes[i], FILL_NORMAL, 1);

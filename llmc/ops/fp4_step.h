@@ -29,7 +29,7 @@ scale on either side. What the instruction's emulations are made of; no quantise
 #define FP4_HD static inline
 #endif
 
-#define FP4_STEP_K 64
+#define FP4_STEP_K      64
 #define FP4_STEP_BLOCKS 4
 
 #define FP4_NAN_BITS 0x7FFFFFFFu

@@ -9,20 +9,21 @@
 #include "gemm_mma_ptx.cuh"
 
 enum {
-    MMA_TILE = 128,       // rows of a side in one block's tile: those of one tile of scales
+    MMA_TILE = 128,   // rows of a side in one block's tile: those of one tile of scales
     MMA_TILE_K = 128,
     MMA_STAGES = 4,
     MMA_THREADS = 256,
-    MMA_WARP_M = 64, MMA_WARP_N = 32,
+    MMA_WARP_M = 64,
+    MMA_WARP_N = 32,
     MMA_STEPS = MMA_TILE_K / FP4_STEP_K,
-    MMA_CODE_CHUNKS = MMA_TILE_K / 2 / 16,          // of 16 bytes, in a row
-    MMA_CODE_BYTES = MMA_TILE * MMA_TILE_K / 2,     // of one side in a stage
-    MMA_SCALE_TILE = 512,                           // bytes: 128 rows, 64 of k
+    MMA_CODE_CHUNKS = MMA_TILE_K / 2 / 16,        // of 16 bytes, in a row
+    MMA_CODE_BYTES = MMA_TILE * MMA_TILE_K / 2,   // of one side in a stage
+    MMA_SCALE_TILE = 512,                         // bytes: 128 rows, 64 of k
     MMA_SCALE_BYTES = MMA_STEPS * MMA_SCALE_TILE,
     MMA_STAGE_BYTES = 2 * (MMA_CODE_BYTES + MMA_SCALE_BYTES),
     MMA_SHARED_BYTES = MMA_STAGES * MMA_STAGE_BYTES,
-    MMA_SHARED_LIMIT = 99 * 1024,                   // of a block on sm_120
-    MMA_GROUP = 8                                   // rows of tiles that share columns in the L2
+    MMA_SHARED_LIMIT = 99 * 1024,   // of a block on sm_120
+    MMA_GROUP = 8                   // rows of tiles that share columns in the L2
 };
 static_assert(MMA_SHARED_BYTES <= MMA_SHARED_LIMIT, "a block's stages exceed sm_120's memory");
 
@@ -35,11 +36,11 @@ struct MmaSide {
 
 struct MmaGemm {
     MmaSide a, b;
-    int k;               // a multiple of 32: rows of codes start at multiples of 16 bytes
-    float alpha_mult;    // alpha = amax of a * amax of b * this
-    void *d;             // (a.rows, b.rows)
-    const void *bias;    // as d; NULL: none
-    int accumulate;      // d in f32 only
+    int k;              // a multiple of 32: rows of codes start at multiples of 16 bytes
+    float alpha_mult;   // alpha = amax of a * amax of b * this
+    void *d;            // (a.rows, b.rows)
+    const void *bias;   // as d; NULL: none
+    int accumulate;     // d in f32 only
 };
 
 // Where things lie and who reads them. A template parameter of the kernel, so that a test can
@@ -111,11 +112,12 @@ MMA_FN void load_stage(uint8_t *stage, const MmaGemm &g, int tile_m, int tile_n,
         load_codes<Layout>(stage + MMA_CODE_BYTES, g.b, tile_n * MMA_TILE, first_byte, g.k / 2);
         const int chunks = MMA_SCALE_BYTES / 16;
         int at = (int)threadIdx.x;
-        if (at < chunks)
+        if (at < chunks) {
             load_scales<Layout>(scales, g.a, tile_m, tile * MMA_STEPS, num_steps, at);
-        else if (at < 2 * chunks)
+        } else if (at < 2 * chunks) {
             load_scales<Layout>(scales + MMA_SCALE_BYTES, g.b, tile_n, tile * MMA_STEPS, num_steps,
                                 at - chunks);
+        }
     }
     copy_async_commit();
 }
@@ -146,17 +148,17 @@ MMA_FN void multiply_stage(MmaSums sums[MMA_COUNT_M][MMA_COUNT_N], const uint8_t
                                                             2 * step + Layout::b_chunk(w.lane)));
 #pragma unroll
         for (int j = 0; j < MMA_COUNT_N; j++)
-            b_scales[j] = load_shared_word(
-                scales + MMA_SCALE_BYTES +
-                Layout::scale_offset(w.n + 8 * j + Layout::b_scale_row(w.lane)));
+            b_scales[j] =
+                load_shared_word(scales + MMA_SCALE_BYTES +
+                                 Layout::scale_offset(w.n + 8 * j + Layout::b_scale_row(w.lane)));
 #pragma unroll
         for (int i = 0; i < MMA_COUNT_M; i++) {
             MmaOperands x;
             int row = w.m + 16 * i;
             ldmatrix_x4(x.a, a + Layout::code_offset(row + Layout::a_row(w.lane),
                                                      2 * step + Layout::a_chunk(w.lane)));
-            x.scales_a = load_shared_word(
-                scales + Layout::scale_offset(row + Layout::a_scale_row(w.lane)));
+            x.scales_a =
+                load_shared_word(scales + Layout::scale_offset(row + Layout::a_scale_row(w.lane)));
 #pragma unroll
             for (int j = 0; j < MMA_COUNT_N; j++) {
                 x.b[0] = b_codes[j / 2][j % 2 * 2];

@@ -19,7 +19,7 @@
 
 // An FP4 product in software belongs on GPUs that never had one. A target of sm_100 or later
 // without its a or f suffix could do better and would do this in silence.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000 && !defined(__CUDA_ARCH_SPECIFIC__) && \
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000 && !defined(__CUDA_ARCH_SPECIFIC__) &&         \
     !defined(__CUDA_ARCH_FAMILY_SPECIFIC__) && !defined(__CUDA_ARCH_FEAT_SM120_ALL)
 #error "FP4 kernels need a family or specific target from sm_100 on: 100a, 103a or 120f, not 100"
 #endif
@@ -34,6 +34,11 @@
 #endif
 
 #define MMA_FN static __device__ __forceinline__
+#ifdef __CUDACC__
+#define MMA_CALLED static __device__ __noinline__
+#else
+#define MMA_CALLED static inline
+#endif
 
 // One lane's part of c (16x8) += a (16x64) b (64x8).
 struct MmaOperands {
@@ -154,12 +159,7 @@ MMA_FN uint32_t lane_word(uint32_t mine, int lane) {
 
 // The product in software: each lane fetches the two rows and two columns of its four sums. Not
 // inlined: a kernel has dozens of products, and this one is long.
-#ifdef __CUDACC__
-static __device__ __noinline__
-#else
-static inline
-#endif
-MmaSums mma_emulated(MmaSums s, MmaOperands x) {
+MMA_CALLED MmaSums mma_emulated(MmaSums s, MmaOperands x) {
     int lane = (int)threadIdx.x % 32, g = lane / 4, l = lane % 4;
     uint32_t a[2][8], b[2][8], scales_a[2], scales_b[2];
 #pragma unroll
