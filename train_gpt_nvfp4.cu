@@ -166,6 +166,8 @@ static void check_backend(const Run *r) {
 static void print_plan(Run *r) {
     const Config *c = &r->config;
     char *precision = plan_precision_text(&r->model, 1), *memory = plan_memory_text(&r->model);
+    char validation[128] = "no data.val: no validation";
+    if (r->val) eval_describe(&r->evaluation, c, validation, sizeof(validation));
     log_line("%s", version_build());
     log_line("device      %s, %d %s; GEMM %s, attention %s; ranks %d (%s)", r->device->name,
              r->device->num_threads, r->device->kind == DEVICE_CPU ? "threads" : "multiprocessors",
@@ -182,8 +184,8 @@ static void print_plan(Run *r) {
         log_line("run         %lld steps, %.4g tokens", (long long)r->steps,
                  (double)r->steps * (double)r->step_tokens);
     }
-    log_line("precision   %s", r->precision_tag);
-    log_line("%s%s", precision, memory);
+    log_line("validation  %s", validation);
+    log_line("precision   %s: %s%s", r->precision_tag, precision, memory);
     free(precision);
     free(memory);
 }

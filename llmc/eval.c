@@ -28,6 +28,14 @@ void eval_close(Evaluation *e) {
     free(e->targets);
 }
 
+void eval_describe(const Evaluation *e, const Config *c, char *buffer, int size) {
+    int64_t held = dataloader_num_sequences(e->data) * e->seq_len;
+    int at = snprintf(buffer, size, "%lld of the %lld tokens of data.val",
+                      (long long)(e->sequences * e->seq_len), (long long)held);
+    if (c->eval.tokens <= held) return;
+    snprintf(buffer + at, size - at, "; eval.tokens asks for %lld", (long long)c->eval.tokens);
+}
+
 double eval_run(Evaluation *e, Model *m, Comm *comm) {
     Device *d = m->engine.device;
     StepState state;

@@ -25,6 +25,8 @@ typedef struct {
    micro-batches. Dies with EXIT_DATA when there is not one. */
 Evaluation eval_open(const Config *c, const DataLoader *data);
 void eval_close(Evaluation *e);
+/* "192 of the 256 tokens of data.val", and eval.tokens where it asks for more. */
+void eval_describe(const Evaluation *e, const Config *c, char *buffer, int size);
 /* Mean loss in nats a token. Every rank calls it and gets the same number. */
 double eval_run(Evaluation *e, Model *m, Comm *comm);
 

@@ -75,6 +75,12 @@ static void linear_lines(Text *t, const Block *first, const Block *last, const L
 
 char *plan_precision_text(Model *m, int brief) {
     Text t = {NULL, 0, 0};
+    int quantized = plan_quantized_gemms(m), all = NUM_GEMMS * model_num_linears(m);
+    if (brief && quantized == 0) {
+        text_add(&t, "all %d GEMMs of the linears\n", all);
+        return t.text;
+    }
+    if (brief) text_add(&t, "formats as in `help precision`\n");
     int stride = m->config.pattern[0] ? 1 : 2;
     char *printed = (char *)xmalloc((size_t)m->num_branches);
     for (int i = 0; i < m->num_branches; i++) {
@@ -88,8 +94,7 @@ char *plan_precision_text(Model *m, int brief) {
     free(printed);
     text_add(&t, "%-26s %s\n", "embedding, norms, attention", dtype_info[m->config.dtype].name);
     text_add(&t, "%-26s %s\n", "head", dtype_info[m->config.dtype].name);
-    text_add(&t, "GEMMs with quantised operands: %d of %d a micro-step\n", plan_quantized_gemms(m),
-             NUM_GEMMS * model_num_linears(m));
+    text_add(&t, "GEMMs with quantised operands: %d of %d a micro-step\n", quantized, all);
     return t.text;
 }
 

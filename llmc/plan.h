@@ -12,8 +12,9 @@ uses, memory by arena, tokens and FLOPs of a step. Text only; it decides nothing
 extern "C" {
 #endif
 
-/* One line per linear and GEMM; with `brief`, blocks that agree share a line
-   ("blocks.0-9.attn.qkv"). Caller frees. */
+/* One line per linear and GEMM. With `brief`, for reading behind the recipe's name, blocks that
+   agree share a line ("blocks.0-9.attn.qkv"), and there is one line in all where no GEMM is
+   quantised. Caller frees. */
 char *plan_precision_text(Model *m, int brief);
 /* Arena sizes in MiB, after model_measure or model_place. Caller frees. */
 char *plan_memory_text(const Model *m);

@@ -44,8 +44,7 @@ CASE(plan_and_dry_run_write_nothing) {
         EXPECT_EQ_I64(count_entries(dir, ""), before, "files after %s", lines[i]);
     }
     runs_in(dir, "plan base.json precision.recipe=bf16 train.steps=0");
-    EXPECT(strstr(ran.out, "\nGEMMs with quantised operands: 0 of 24 a micro-step\n"), "%s",
-           ran.out);
+    EXPECT(strstr(ran.out, "\nprecision   bf16: all 24 GEMMs of the linears\n"), "%s", ran.out);
     EXPECT(!strstr(ran.out, "\nrun "), "%s", ran.out);
 }
 
@@ -172,6 +171,24 @@ CASE(directory_of_a_run_for_every_verb) {
     for (int i = 0; i < ARRAY_LEN(lines); i++) runs_in(dir, lines[i]);
     EXPECT(strstr(ran.out, "run/ckpt/step_00000005: step 5"), "%s", ran.out);
     EXPECT_EQ_I64(count_entries(text("%s/other/ckpt", dir), "step_"), 1, "checkpoints");
+}
+
+CASE(plan_tells_what_differs) {
+    const char *dir = new_dir("start");
+    runs_in(dir, "plan base.json eval.micro=3");
+    EXPECT(strstr(ran.out, "\nprecision   bf16: all 24 GEMMs of the linears\n") &&
+               !strstr(ran.out, "attn.qkv"),
+           "%s", ran.out);
+    EXPECT(strstr(ran.out, "\nvalidation  192 of the 256 tokens of data.val\n"), "%s", ran.out);
+    runs_in(dir, "plan base.json eval.tokens=300 " NVFP4);
+    EXPECT(strstr(ran.out, "\nprecision   nvfp4(emulated): formats as in `help precision`\n") &&
+               strstr(ran.out, "blocks.0-1.attn.qkv        fprop  x  nvfp4 1x16"),
+           "%s", ran.out);
+    EXPECT(strstr(ran.out, "validation  256 of the 256 tokens of data.val; eval.tokens asks for "
+                           "300\n"),
+           "%s", ran.out);
+    runs_in(dir, "base.json data.val= train.steps=1");
+    EXPECT(strstr(ran.out, "\nvalidation  no data.val: no validation\n"), "%s", ran.out);
 }
 
 CASE(a_preset_behind_a_file_is_warned_of) {

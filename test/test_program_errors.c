@@ -420,7 +420,9 @@ CASE(file_size_limits) {
     EXPECT_EQ_I64(record.count, 91, "lines once there is room again");
 
     Launch l = {.dir = work, .file_limit = 1000};
-    Row row = {"plan " BASE, EXIT_DATA, {"cannot write to standard output"}};
+    Row row = {"plan " BASE "precision.recipe=nvfp4",
+               EXIT_DATA,
+               {"cannot write to standard output"}};
     expect_refused(&row, &l);
 }
 
