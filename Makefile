@@ -172,7 +172,9 @@ fuzz:
 	@echo 'make fuzz needs clang, for libFuzzer: apt-get install clang' >&2; exit 1
 endif
 
-bench: $(addprefix $(BUILD)/$(HERE)/dev/,$(BENCH))   ## speed of the demo's step; BENCH=name for others
+# A benchmark in C runs on the CPU, one in CUDA on a GPU.
+bench_path = $(BUILD)/$(if $(wildcard dev/$(1).cu),cuda,cpu)/dev/$(1)
+bench: $(foreach name,$(BENCH),$(call bench_path,$(name)))   ## speed of the demo's step; BENCH=name for others
 	@set -e; for bench in $^; do $$bench; done
 
 includes:   ## layering, sizes, and that each header compiles alone

@@ -13,7 +13,7 @@ random tokens.
 #include "optimizer.h"
 
 typedef struct {
-    double step_ms, gflops;
+    double best_ms, median_ms, gflops;
 } Timing;
 
 static int by_value(const void *a, const void *b) {
@@ -34,46 +34,75 @@ static void one_step(Model *m, const Config *c, const int32_t *tokens, int accum
     model_prepare_weights(m);
 }
 
-/* Median over `steps` after two to warm up. */
-static Timing time_config(char *path, int steps) {
-    Config c;
-    Model m;
+typedef struct {
+    Config config;
+    Device *device;
+    Model model;
+    int32_t *tokens;
+    double *ms;   // of each timed step
+    const char *path;
+} Bench;
+
+static void bench_open(Bench *b, char *path, int steps) {
     char *args[] = {path};
-    config_parse(&c, 1, args);
-    Device *d = device_cpu_open(0);
-    model_declare(&m, &c);
-    model_place(&m, &c, d, &ops_cpu, 1);
-    model_init(&m, 1);
-    model_prepare_weights(&m);
-    int count = c.batch.micro * c.batch.seq_len + 1;
-    int32_t *tokens = xmalloc((size_t)count * sizeof(int32_t));
-    for (int i = 0; i < count; i++)
-        tokens[i] = (int32_t)(((uint32_t)i * 2654435761u) >> 8) % c.model.vocab;
-    double *ms = xmalloc((size_t)steps * sizeof(double));
-    for (int step = -2; step < steps; step++) {
-        double started = now_ms();
-        one_step(&m, &c, tokens, config_accumulation(&c, 1), step + 2);
-        if (step >= 0) ms[step] = now_ms() - started;
+    b->path = path;
+    config_parse(&b->config, 1, args);
+    b->device = device_cpu_open(0);
+    model_declare(&b->model, &b->config);
+    model_place(&b->model, &b->config, b->device, &ops_cpu, 1);
+    model_init(&b->model, 1);
+    model_prepare_weights(&b->model);
+    int count = b->config.batch.micro * b->config.batch.seq_len + 1;
+    b->tokens = xmalloc((size_t)count * sizeof(int32_t));
+    for (int i = 0; i < count; i++) {
+        b->tokens[i] = (int32_t)(((uint32_t)i * 2654435761u) >> 8) % b->config.model.vocab;
     }
-    qsort(ms, (size_t)steps, sizeof(double), by_value);
-    double weights = (double)model_matrix_weights(&m) + (double)c.model.vocab * c.model.dim;
-    Timing t = {ms[steps / 2], 0};
-    t.gflops = 6 * weights * (double)config_step_tokens(&c, 1) / t.step_ms * 1e-6;
-    printf("%-32s %8.1f ms a step %8.1f GFLOP/s (%s, %d threads, %s)\n", path, t.step_ms, t.gflops,
-           d->name, d->num_threads, sgemm_name);
-    free(tokens);
-    free(ms);
-    model_free(&m);
-    d->close(d);
-    config_free(&c);
+    b->ms = xmalloc((size_t)steps * sizeof(double));
+}
+
+static void bench_close(Bench *b) {
+    free(b->tokens);
+    free(b->ms);
+    model_free(&b->model);
+    b->device->close(b->device);
+    config_free(&b->config);
+}
+
+/* Step -1 and -2 warm up. */
+static void bench_time(Bench *b, int step) {
+    double started = now_ms();
+    one_step(&b->model, &b->config, b->tokens, config_accumulation(&b->config, 1), step + 2);
+    if (step >= 0) b->ms[step] = now_ms() - started;
+}
+
+static Timing bench_report(Bench *b, int steps) {
+    qsort(b->ms, (size_t)steps, sizeof(double), by_value);
+    const Model *m = &b->model;
+    double weights =
+        (double)model_matrix_weights(m) + (double)m->config.vocab * (double)m->config.dim;
+    double flops = 6 * weights * (double)config_step_tokens(&b->config, 1);
+    Timing t = {b->ms[0], b->ms[steps / 2], flops / b->ms[steps / 2] * 1e-6};
+    printf("%-30s %7.1f ms a step, best %7.1f: %6.1f GFLOP/s, best %6.1f\n", b->path, t.median_ms,
+           t.best_ms, t.gflops, flops / t.best_ms * 1e-6);
     return t;
 }
 
 int main(int argc, char **argv) {
     int steps = argc > 1 ? atoi(argv[1]) : 20;
     if (steps < 1) die(EXIT_CONFIG, "usage: bench_step [steps]; steps is at least 1");
-    Timing bf16 = time_config("configs/runs/demo_bf16.json", steps);
-    Timing nvfp4 = time_config("configs/runs/demo_nvfp4.json", steps);
-    printf("NVFP4 / BF16: %.2f\n", nvfp4.step_ms / bf16.step_ms);
+    Bench bf16, nvfp4;
+    bench_open(&bf16, "configs/runs/demo_bf16.json", steps);
+    bench_open(&nvfp4, "configs/runs/demo_nvfp4.json", steps);
+    printf("%s, %d threads, %s\n", bf16.device->name, bf16.device->num_threads, sgemm_name);
+    // By turns, so that what else the machine does falls on both.
+    for (int step = -2; step < steps; step++) {
+        bench_time(&bf16, step);
+        bench_time(&nvfp4, step);
+    }
+    Timing a = bench_report(&bf16, steps), b = bench_report(&nvfp4, steps);
+    printf("NVFP4 / BF16: %.2f, of the best steps %.2f\n", b.median_ms / a.median_ms,
+           b.best_ms / a.best_ms);
+    bench_close(&bf16);
+    bench_close(&nvfp4);
     return 0;
 }
