@@ -578,6 +578,18 @@ static void claim_directories(const Config *c) {
     checkpoint_recover(c->ckpt.dir);
 }
 
+/* What training checks before its first step and can check without leaving a file. */
+static void rehearse(Run *r) {
+    const Config *c = &r->config;
+    model_measure(&r->model, c, r->device, r->ops, 1);
+    print_plan(r);
+    char *checkpoint = find_checkpoint(r, 1);
+    if (checkpoint) compare_configs(r, checkpoint, 1);
+    free(checkpoint);
+    metrics_check(c->log.dir, c->log.reference);
+    outfile_check_directory(c->ckpt.dir, "ckpt.dir");
+}
+
 static int verb_train(int num_args, char **args) {
     int dry_run = take_flag(&num_args, args, "--dry-run");
     Run run;
@@ -586,8 +598,7 @@ static int verb_train(int num_args, char **args) {
     plan_training(r);
     const Config *c = &r->config;
     if (dry_run) {
-        model_measure(&r->model, c, r->device, r->ops, 1);
-        print_plan(r);
+        rehearse(r);
         close_run(r);
         return EXIT_DONE;
     }

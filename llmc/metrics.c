@@ -168,6 +168,11 @@ Metrics *metrics_open(const MetricsOptions *options) {
     return m;
 }
 
+void metrics_check(const char *dir, const char *reference) {
+    if (reference[0]) reference_close(reference_open(reference));
+    outfile_check_directory(dir, WHAT);
+}
+
 // --- steps ---
 
 /* NaN where the device's peak is unknown. */

@@ -55,6 +55,8 @@ typedef struct Metrics Metrics;
 /* Copies nothing: the strings live as long as the run. Dies with EXIT_DATA naming log.dir or
    log.reference and the file. */
 Metrics *metrics_open(const MetricsOptions *options);
+/* Dies where metrics_open would for these two, and leaves no file. */
+void metrics_check(const char *dir, const char *reference);
 void metrics_step(Metrics *m, const StepRecord *r);
 void metrics_validation(Metrics *m, int64_t step, int64_t tokens, double val_loss);
 /* Completes run.json and frees. Fit for the hook of die(): a second failure ends the process. */

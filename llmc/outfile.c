@@ -89,6 +89,24 @@ void outfile_replace(const char *path, const char *what, const char *data, size_
     free(parent);
 }
 
+void outfile_check_directory(const char *path, const char *what) {
+    // The path, then its parents up to one that exists: "." or "/" at last.
+    char *there = format_string("%s%s", path[0] == '/' ? "" : "./", path);
+    struct stat info;
+    int failed;
+    while ((failed = stat(there, &info)) != 0 && errno == ENOENT) {
+        char *slash = strrchr(there, '/');
+        slash[slash == there] = '\0';
+    }
+    if (!failed && !S_ISDIR(info.st_mode)) {
+        die(EXIT_DATA, "cannot create %s '%s': %s is not a directory", what, path, there);
+    }
+    if (failed || access(there, W_OK | X_OK) != 0) {
+        die(EXIT_DATA, "cannot create %s '%s': %s: %s", what, path, there, strerror(errno));
+    }
+    free(there);
+}
+
 /* The lock is the kernel's and goes with the process; the text only says whose it is. */
 void outfile_lock_directory(const char *path, const char *what) {
     char owner[32] = "", *file = format_string("%s/.lock-%s", path, what);

@@ -34,6 +34,9 @@ void outfile_replace(const char *path, const char *what, const char *data, size_
 void outfile_rename(const char *from, const char *to, const char *what);
 /* A rename or a new file survives a power cut only after its directory is synced. */
 void outfile_sync_directory(const char *path, const char *what);
+/* Dies as make_directory would where a directory can be neither made nor written in, and makes
+   nothing. */
+void outfile_check_directory(const char *path, const char *what);
 /* Makes this process the only one that writes `what` in a directory until it ends, however it ends.
    Dies with EXIT_CONFIG naming the other process when there is one. */
 void outfile_lock_directory(const char *path, const char *what);

@@ -395,6 +395,23 @@ static void expect_refused_at(const char *line, rlim_t limit, const char *first,
     expect_refused(&row, &l);
 }
 
+/* What training would refuse after minutes of work, without a file left behind. */
+CASE(dry_runs) {
+    static const Row rows[] = {
+        {"--dry-run " BASE "log.dir=@/file/run", EXIT_DATA, {"log.dir", "Not a directory"}},
+        {"--dry-run " BASE "log.dir=@/file", EXIT_DATA, {"log.dir", "/file is not a directory"}},
+        {"--dry-run " BASE "log.dir=new/run ckpt.dir=@/file/ckpt", EXIT_DATA, {"ckpt.dir"}},
+        {"--dry-run " BASE "log.reference=@/nothing", EXIT_DATA, {"log.reference", "/nothing"}},
+        {"--dry-run " BASE "log.reference=@/no_steps", EXIT_DATA, {"log.reference", "no_steps"}},
+        {"--dry-run " BASE "ckpt.resume=@/nothing", EXIT_DATA, {"ckpt.resume"}},
+        {"--dry-run " BASE "log.dir=@/trained seed=5", EXIT_CONFIG, {"seed: 1337 -> 5"}},
+    };
+    expect_all_refused(rows, ARRAY_LEN(rows));
+    runs_in(work, with_data("--dry-run " BASE "log.dir=new/run/ log.reference=@/trained"));
+    runs_in(work, with_data("--dry-run " BASE "log.dir=@/new"));
+    EXPECT_EQ_I64(count_entries(work, ""), 0, "files of dry runs");
+}
+
 CASE(unwritable_records) {
     static const Row rows[] = {
         {BASE "log.dir=@/file/run", EXIT_DATA, {"log.dir", "/file/run", "Not a directory"}},
