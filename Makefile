@@ -120,7 +120,7 @@ CUDA_BUILD := CUDA build for $(SM) ($(has_nccl), $(has_cudnn), $(has_mpi), $(has
 
 # --- targets ---
 
-.PHONY: all cpu cuda test test-cuda asan fuzz bench includes format help all-sm clean FORCE
+.PHONY: all cpu cuda test test-cuda test-cuda-nogpu asan fuzz bench includes format help all-sm clean FORCE
 .DELETE_ON_ERROR:
 # Objects of libraries and tests stay, though make sees them as steps on the way.
 .SECONDARY:
@@ -148,12 +148,16 @@ endif
 
 C_TESTS := $(basename $(notdir $(wildcard test/test_*.c test/test_*.cpp)))
 CUDA_TESTS := $(basename $(notdir $(wildcard test/test_*.cu)))
+NOGPU_TESTS := test_gemm_descriptors
 only = $(if $(ONLY),$(foreach name,$(1),$(if $(findstring $(ONLY),$(name)),$(name))),$(1))
 
 test: $(addprefix $(BUILD)/cpu/test/,$(call only,$(C_TESTS)))   ## tests on the CPU; ONLY=word picks some
 	@scripts/run_tests.sh $^
 
 test-cuda: $(addprefix $(BUILD)/cuda/test/,$(call only,$(CUDA_TESTS)))   ## tests that need a GPU
+	@scripts/run_tests.sh $^
+
+test-cuda-nogpu: $(addprefix $(BUILD)/cuda/test/,$(NOGPU_TESTS))   ## those that need nvcc but no GPU
 	@scripts/run_tests.sh $^
 
 asan: $(addprefix $(BUILD)/asan/test/,$(call only,$(C_TESTS)))   ## CPU tests under ASan and UBSan
@@ -185,7 +189,7 @@ format:   ## clang-format over all C and CUDA files
 
 help:   ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*##* \(.*\)/\1 \2/p' Makefile | \
-	    while read -r name text; do printf '  make %-10s %s\n' "$$name" "$$text"; done
+	    while read -r name text; do printf '  make %-15s %s\n' "$$name" "$$text"; done
 	@echo '  here: $(if $(NVCC),$(CUDA_BUILD),$(CPU_BUILD): $(NO_CUDA))'
 
 all-sm:   ## prints every GPU target that nvcc can build for; nothing without nvcc

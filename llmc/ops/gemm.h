@@ -3,14 +3,15 @@ gemm -- every matrix product of a linear layer and of the output head.
   d[m,n] = alpha * sum_k a[m,k] * b[n,k]  (+ bias[n])  (+ d[m,n] when accumulating)
   alpha = product of the operands' tensor decode scales, read on the device; 1 for plain operands
   shapes    a.rows = M, b.rows = N, a.k = b.k = K; d (M,N); bias (1,N) or empty
-  dtypes    operands in FORM_VALUES: both bf16, or both f32 (CPU only); d bf16 or f32; bias as d;
-            accumulation into f32 d only
+  dtypes    operands in FORM_VALUES: both bf16, or both f32 (CPU only); or both in FORM_PACKED,
+            NVFP4 (GPUs with FP4 tensor cores only; K a multiple of 32; bias into bf16 d only).
+            d bf16 or f32; bias as d; accumulation into f32 d only
   numerics  f32 accumulation; bias added in f32, then one rounding; no split of K without a
             fixed-order f32 reduction
   errors    aborts on a shape, dtype or form mismatch (gemm_check); library errors: EXIT_DEVICE with
             shapes and text
   scratch   CPU: f32 copies of the operands, see OpLimits
-  tests     test_ops.c gemm
+  tests     test_ops_cpu.c, test_ops.cu gemm; test_gemm_descriptors.cu: what cuBLASLt is told
 */
 #ifndef LLMC_OPS_GEMM_H
 #define LLMC_OPS_GEMM_H
