@@ -269,6 +269,23 @@ static inline const char *test_temp_dir(void) {
     return test_state.temp_dir;
 }
 
+/* A path in the scratch directory; one of eight buffers, used in turn. */
+static inline const char *test_scratch(const char *name) {
+    static char paths[8][512];
+    static int turn;
+    char *path = paths[turn++ % 8];
+    snprintf(path, sizeof(paths[0]), "%s/%s", test_temp_dir(), name);
+    return path;
+}
+
+static inline void test_put_file(const char *path, const void *data, size_t bytes) {
+    FILE *f = fopen(path, "wb");
+    if (!f || fwrite(data, 1, bytes, f) != bytes || fclose(f) != 0) {
+        perror(path);
+        exit(1);
+    }
+}
+
 static inline int test_run(int argc, char **argv) {
     const char *filter = argc > 1 ? argv[1] : "";
     int passed = 0, failed = 0;

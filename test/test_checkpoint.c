@@ -47,23 +47,6 @@ int remove(const char *path) {
 
 // --- files ---
 
-/* A path in the scratch directory; one of eight buffers, used in turn. */
-static const char *scratch(const char *name) {
-    static char paths[8][512];
-    static int turn;
-    char *path = paths[turn++ % 8];
-    snprintf(path, sizeof(paths[0]), "%s/%s", test_temp_dir(), name);
-    return path;
-}
-
-static void put_file(const char *path, const void *data, size_t bytes) {
-    FILE *f = fopen(path, "wb");
-    if (!f || fwrite(data, 1, bytes, f) != bytes || fclose(f) != 0) {
-        perror(path);
-        exit(1);
-    }
-}
-
 static const char *in_dir(const char *dir, const char *name) {
     static char path[1024];
     snprintf(path, sizeof(path), "%s/%s", dir, name);
@@ -213,7 +196,7 @@ static void load_only(const char *path, int64_t vocab, int with_optimizer) {
 
 /* A fresh directory with one checkpoint at step 7 of an f32 model with 5 tokens of vocabulary. */
 static const char *saved_checkpoint(const char *name) {
-    const char *dir = scratch(name);
+    const char *dir = test_scratch(name);
     Model m = model_open(DT_F32, 5, 1);
     CheckpointPolicy policy = policy_of(dir);
     save_step(&policy, &m, 7);
@@ -251,7 +234,7 @@ CASE(load_gives_back_every_bit) {
     DType dtypes[] = {DT_F32, DT_BF16};
     for (int i = 0; i < ARRAY_LEN(dtypes); i++) {
         Model saved = model_open(dtypes[i], 5, 1), loaded = model_open(dtypes[i], 5, 2);
-        CheckpointPolicy policy = policy_of(scratch(i ? "bits16" : "bits32"));
+        CheckpointPolicy policy = policy_of(test_scratch(i ? "bits16" : "bits32"));
         Run run, back = {0};
         run_fill(&run, 120);
         checkpoint_save(&policy, &saved.table, saved.device, &run.state);
@@ -302,7 +285,8 @@ CASE(files_hold_true_rows_and_plain_names) {
 
 CASE(staging_size_does_not_matter) {
     Model m = model_open(DT_BF16, 5, 1);
-    CheckpointPolicy small = policy_of(scratch("staging1")), large = policy_of(scratch("staging2"));
+    CheckpointPolicy small = policy_of(test_scratch("staging1")),
+                     large = policy_of(test_scratch("staging2"));
     static char staging[1 << 16];
     small.staging_bytes = 3;
     large.staging = staging;
@@ -325,7 +309,7 @@ CASE(staging_size_does_not_matter) {
 }
 
 CASE(find_takes_a_directory_or_one_checkpoint) {
-    EXPECT_EQ_I64(step_found(scratch("nowhere")), -1);
+    EXPECT_EQ_I64(step_found(test_scratch("nowhere")), -1);
     const char *dir = saved_checkpoint("find");
     EXPECT_EQ_I64(step_found(dir), 7);
     EXPECT_EQ_I64(step_found(in_dir(dir, "step_00000007")), 7);
@@ -360,7 +344,7 @@ CASE(keep_policy) {
     for (int i = 0; i < ARRAY_LEN(rows); i++) {
         char name[32], left[128] = "";
         snprintf(name, sizeof(name), "keep%d", i);
-        CheckpointPolicy policy = policy_of(scratch(name));
+        CheckpointPolicy policy = policy_of(test_scratch(name));
         policy.keep = rows[i].keep;
         policy.major_every = rows[i].major_every;
         for (int64_t step = 10; step <= 60; step += 10) save_step(&policy, &m, step);
@@ -377,7 +361,7 @@ CASE(keep_policy) {
 
 CASE(keep_never_takes_the_one_just_saved) {
     Model m = model_open(DT_F32, 5, 1);
-    CheckpointPolicy policy = policy_of(scratch("branch"));
+    CheckpointPolicy policy = policy_of(test_scratch("branch"));
     save_step(&policy, &m, 100);
     save_step(&policy, &m, 200);
     policy.keep = 1;
@@ -439,7 +423,7 @@ static void kill_everywhere(const char *name, int64_t old_step, int64_t new_step
     for (; result == KILLED && n < 1000; n++) {
         char dir_name[64];
         snprintf(dir_name, sizeof(dir_name), "%s%d", name, n);
-        CheckpointPolicy policy = policy_of(scratch(dir_name));
+        CheckpointPolicy policy = policy_of(test_scratch(dir_name));
         policy.keep = 1;
         policy.staging_bytes = 24;
         save_step(&policy, &old, old_step);
@@ -457,7 +441,7 @@ CASE(a_kill_while_replacing_leaves_a_whole_checkpoint) { kill_everywhere("kill_s
 
 CASE(a_kill_in_the_first_save_leaves_none) {
     Model m = model_open(DT_F32, 5, 1);
-    CheckpointPolicy policy = policy_of(scratch("kill_first"));
+    CheckpointPolicy policy = policy_of(test_scratch("kill_first"));
     EXPECT_EQ_I64(save_and_die(&policy, &m, 1, 5), KILLED);
     EXPECT_EQ_I64(step_found(policy.dir), -1);
     EXPECT_EQ_I64(num_entries(policy.dir), 1);
@@ -497,16 +481,16 @@ CASE(one_flipped_bit_anywhere_is_found) {
         char *text = read_text_file(file, "test", &bytes);
         for (size_t at = 0; at < bytes; at += 1 + bytes / 97) {
             text[at] ^= 4;
-            put_file(file, text, bytes);
+            test_put_file(file, text, bytes);
             EXPECT(num_faults(path) > 0, "%s byte %zu", all_files[i], at);
             text[at] ^= 4;
         }
         text[bytes / 2] ^= 4;
-        put_file(file, text, bytes);
+        test_put_file(file, text, bytes);
         EXPECT_DIES(EXIT_DATA, "crc32 is", load_only(path, 5, 1));
         EXPECT_DIES(EXIT_DATA, all_files[i], load_only(path, 5, 1));
         text[bytes / 2] ^= 4;
-        put_file(in_dir(path, all_files[i]), text, bytes);
+        test_put_file(in_dir(path, all_files[i]), text, bytes);
         free(text);
     }
     EXPECT_EQ_I64(num_faults(path), 0, "all is put back");
@@ -524,7 +508,7 @@ CASE(missing_files_are_named) {
         EXPECT(num_faults(path) > 0, "%s", all_files[i]);
         free(path);
     }
-    EXPECT(num_faults(scratch("nowhere")) > 0);
+    EXPECT(num_faults(test_scratch("nowhere")) > 0);
 }
 
 CASE(a_damaged_newest_names_the_way_back) {
@@ -587,7 +571,7 @@ CASE(state_that_does_not_fit_is_named) {
 
 CASE(verify_finds_what_no_longer_is_a_number) {
     Model m = model_open(DT_F32, 5, 1);
-    CheckpointPolicy policy = policy_of(scratch("nan"));
+    CheckpointPolicy policy = policy_of(test_scratch("nan"));
     ((float *)m.table.params[0].master.data)[3] = NAN;
     ((float *)m.table.params[2].v.data)[1] = INFINITY;
     save_step(&policy, &m, 1);
@@ -606,7 +590,7 @@ static void limit_file_size(rlim_t bytes) {
 
 CASE(file_size_limit_ends_with_a_message) {
     Model m = model_open(DT_F32, 5, 1);
-    CheckpointPolicy policy = policy_of(scratch("limited"));
+    CheckpointPolicy policy = policy_of(test_scratch("limited"));
     save_step(&policy, &m, 1);
     const rlim_t limits[] = {0, 1, 7, 300, 512, 700};
     for (int i = 0; i < ARRAY_LEN(limits); i++) {
@@ -627,22 +611,22 @@ CASE(file_size_limit_ends_with_a_message) {
 
 CASE(unwritable_places_are_named) {
     Model m = model_open(DT_F32, 5, 1);
-    put_file(scratch("plain_file"), "x", 1);
-    CheckpointPolicy policy = policy_of(scratch("plain_file/checkpoints"));
+    test_put_file(test_scratch("plain_file"), "x", 1);
+    CheckpointPolicy policy = policy_of(test_scratch("plain_file/checkpoints"));
     EXPECT_DIES(EXIT_DATA, "ckpt.dir", save_step(&policy, &m, 1));
     EXPECT_DIES(EXIT_DATA, "plain_file/checkpoints", save_step(&policy, &m, 1));
-    policy.dir = scratch("plain_file");
+    policy.dir = test_scratch("plain_file");
     EXPECT_DIES(EXIT_DATA, "not a directory", save_step(&policy, &m, 1));
-    EXPECT_EQ_I64(step_found(scratch("plain_file/checkpoints")), -1);
+    EXPECT_EQ_I64(step_found(test_scratch("plain_file/checkpoints")), -1);
     model_close(&m);
 }
 
 CASE(nonsense_is_a_programmer_error) {
     Model m = model_open(DT_F32, 5, 1);
-    CheckpointPolicy policy = policy_of(scratch("nonsense"));
+    CheckpointPolicy policy = policy_of(test_scratch("nonsense"));
     policy.keep = -1;
     EXPECT_ABORTS("keep -1", save_step(&policy, &m, 1));
-    policy = policy_of(scratch("nonsense"));
+    policy = policy_of(test_scratch("nonsense"));
     policy.staging = NULL;
     EXPECT_ABORTS("no staging memory", save_step(&policy, &m, 1));
     model_close(&m);

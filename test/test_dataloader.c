@@ -20,15 +20,6 @@ static void write_at(int fd, const void *bytes, size_t num_bytes, int64_t at) {
     exit(1);
 }
 
-/* A path in the scratch directory; one of four buffers, used in turn. */
-static const char *scratch(const char *name) {
-    static char paths[4][512];
-    static int turn;
-    char *path = paths[turn++ % 4];
-    snprintf(path, sizeof(paths[0]), "%s/%s", test_temp_dir(), name);
-    return path;
-}
-
 /* An open file with a header for `num_tokens` tokens; the caller writes tokens and closes. */
 static int begin_shard(const char *path, int token_bytes, int64_t num_tokens) {
     int32_t header[256] = {token_bytes == 2 ? MAGIC_U16 : MAGIC_U32, token_bytes == 2 ? 1 : 7,
@@ -47,7 +38,7 @@ static void write_token(int fd, int token_bytes, int64_t at, uint32_t token) {
 /* A shard of the tokens first, first + 1, ... */
 static const char *write_shard(const char *name, int token_bytes, int64_t num_tokens,
                                uint32_t first) {
-    const char *path = scratch(name);
+    const char *path = test_scratch(name);
     int fd = begin_shard(path, token_bytes, num_tokens);
     for (int64_t i = 0; i < num_tokens; i++) write_token(fd, token_bytes, i, first + (uint32_t)i);
     close(fd);
@@ -77,7 +68,7 @@ CASE(windows_across_shard_and_epoch_in_file_order) {
     // 10 tokens give 2 windows of 4 and one left over; 9 tokens give 2 windows exactly.
     write_shard("order_a.bin", 2, 10, 0);
     write_shard("order_b.bin", 4, 9, 100);
-    DataLoader *dl = open_one(scratch("order_*.bin"), 4, 200, 0);
+    DataLoader *dl = open_one(test_scratch("order_*.bin"), 4, 200, 0);
     EXPECT_EQ_I64(dataloader_num_sequences(dl), 4);
     int32_t inputs[5][4], targets[5][4];
     dataloader_fill(dl, 0, 5, inputs[0], targets[0]);
@@ -95,7 +86,7 @@ CASE(shards_in_byte_order_of_their_names) {
     write_shard("sort_000009.bin", 2, 2, 9);
     write_shard("sort_B.bin", 2, 2, 66);
     write_shard("sort_a.bin", 2, 2, 97);
-    DataLoader *dl = open_one(scratch("sort_*.bin"), 1, 200, 0);
+    DataLoader *dl = open_one(test_scratch("sort_*.bin"), 1, 200, 0);
     int32_t tokens[4];
     const int32_t want[4] = {9, 10, 66, 97};
     first_tokens(dl, 1, 0, 4, tokens);
@@ -127,7 +118,7 @@ CASE(files_above_2_gib) {
     for (int r = 0; r < ARRAY_LEN(rows); r++) {
         int width = rows[r].token_bytes;
         int64_t n = rows[r].num_tokens;
-        const char *path = scratch("far.bin");
+        const char *path = test_scratch("far.bin");
         int fd = begin_shard(path, width, n);
         REQUIRE(ftruncate(fd, 1024 + n * width) == 0, "row %d", r);
         for (int i = 0; i < 9; i++) write_token(fd, width, n - 9 + i, 1000 + (uint32_t)i);
@@ -161,7 +152,7 @@ CASE(order_is_that_of_the_independent_implementation) {
     EXPECT_BITS(tokens, epoch1, sizeof(tokens), "epoch 1");
     dataloader_close(dl);
 
-    DataSource source = {scratch("hundred.bin"), 1.0};
+    DataSource source = {test_scratch("hundred.bin"), 1.0};
     DataLoaderOptions options = {1, 101, (UINT64_C(7) << 32) + 42, 1, "data.train"};
     const int32_t other_seed[8] = {39, 59, 91, 94, 2, 10, 73, 18};   // same low word of the seed
     dl = dataloader_open(&source, 1, &options);
@@ -222,7 +213,7 @@ CASE(order_independent_of_ranks_and_micro_batches) {
     write_shard("cut_0.bin", 2, 3 * T + 1, 0);
     write_shard("cut_1.bin", 4, 5 * T + 2, 1000);
     write_shard("cut_2.bin", 2, 9 * T + 3, 2000);
-    DataLoader *dl = open_one(scratch("cut_?.bin"), T, 4000, 1);
+    DataLoader *dl = open_one(test_scratch("cut_?.bin"), T, 4000, 1);
     EXPECT_EQ_I64(dataloader_num_sequences(dl), 17);
     static int32_t whole[2][COUNT * T], cut[2][COUNT * T];
     dataloader_fill(dl, 0, COUNT, whole[0], whole[1]);
@@ -387,7 +378,7 @@ CASE(headers_refused) {
         {{MAGIC_U16, 1, 0}, 1024, "has 0 tokens, one sequence needs"},
         {{MAGIC_U16, 1, -1}, 1024, "is truncated: 4294967295 tokens of 2 bytes"},
     };
-    const char *path = scratch("bad.bin");
+    const char *path = test_scratch("bad.bin");
     for (int r = 0; r < ARRAY_LEN(rows); r++) {
         write_words(path, rows[r].header, 3, rows[r].file_bytes);
         EXPECT_DIES(EXIT_DATA, rows[r].message, open_one(path, 16, 300, 1));
@@ -400,8 +391,9 @@ CASE(headers_refused) {
 CASE(one_bad_shard_among_good_ones_is_refused) {
     const int32_t bad[3] = {MAGIC_U16, 1, 100};
     write_shard("some_0.bin", 2, 100, 0);
-    write_words(scratch("some_1.bin"), bad, 3, 1100);
-    EXPECT_DIES(EXIT_DATA, "some_1.bin is truncated", open_one(scratch("some_*.bin"), 16, 300, 1));
+    write_words(test_scratch("some_1.bin"), bad, 3, 1100);
+    EXPECT_DIES(EXIT_DATA, "some_1.bin is truncated",
+                open_one(test_scratch("some_*.bin"), 16, 300, 1));
 }
 
 CASE(shortest_shard_is_one_sequence) {
@@ -412,10 +404,10 @@ CASE(shortest_shard_is_one_sequence) {
 
 CASE(absent_files_refused) {
     EXPECT_DIES(EXIT_DATA, "data.train: no file matches '",
-                open_one(scratch("no_*.bin"), 16, 9, 1));
-    EXPECT_DIES(EXIT_DATA, "prepare_text.py", open_one(scratch("absent.bin"), 16, 9, 1));
+                open_one(test_scratch("no_*.bin"), 16, 9, 1));
+    EXPECT_DIES(EXIT_DATA, "prepare_text.py", open_one(test_scratch("absent.bin"), 16, 9, 1));
     EXPECT_DIES(EXIT_DATA, "is not a regular file", open_one(test_temp_dir(), 16, 9, 1));
-    const char *link = scratch("dangling.bin");
+    const char *link = test_scratch("dangling.bin");
     REQUIRE(symlink("/nonexistent/target", link) == 0, "cannot make a link");
     EXPECT_DIES(EXIT_DATA, "cannot open", open_one(link, 16, 9, 1));
 }

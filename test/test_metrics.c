@@ -11,15 +11,6 @@ written.
 #include "../llmc/common.h"
 #include "test.h"
 
-/* A path in the scratch directory; one of eight buffers, used in turn. */
-static const char *scratch(const char *name) {
-    static char paths[8][512];
-    static int turn;
-    char *path = paths[turn++ % 8];
-    snprintf(path, sizeof(paths[0]), "%s/%s", test_temp_dir(), name);
-    return path;
-}
-
 static const char *in_dir(const char *dir, const char *name) {
     static char path[1024];
     snprintf(path, sizeof(path), "%s/%s", dir, name);
@@ -66,7 +57,7 @@ static int kept_stdout = -1;
 static void capture_begin(void) {
     fflush(stdout);
     kept_stdout = dup(STDOUT_FILENO);
-    if (!freopen(scratch("stdout"), "w", stdout)) perror("stdout");
+    if (!freopen(test_scratch("stdout"), "w", stdout)) perror("stdout");
 }
 
 static char *capture_end(void) {
@@ -99,7 +90,7 @@ static void expect_in_line(const char *text, const char *begin, const char *want
 // --- files ---
 
 CASE(lines_of_the_files) {
-    const char *dir = scratch("lines/deep/er");
+    const char *dir = test_scratch("lines/deep/er");
     MetricsOptions o = options_of(dir);
     o.print_every = 1000;   // files hold every step all the same
     Metrics *m = metrics_open(&o);
@@ -137,7 +128,7 @@ CASE(lines_of_the_files) {
 }
 
 CASE(every_float32_survives_the_file) {
-    const char *dir = scratch("floats");
+    const char *dir = test_scratch("floats");
     MetricsOptions o = options_of(dir);
     o.print_every = 1000;
     const float losses[] = {1.0f / 3, 3.4028234e38f, 1e-45f, 4.000001f, 0.1f};
@@ -168,7 +159,7 @@ static void expect_text(const cJSON *json, const char *key, const char *want) {
 }
 
 CASE(run_json_tells_how_it_ended) {
-    const char *dir = scratch("run_json");
+    const char *dir = test_scratch("run_json");
     MetricsOptions o = options_of(dir);
     Metrics *m = metrics_open(&o);
     char *text = content(dir, "run.json");
@@ -224,7 +215,7 @@ static void append_text(const char *path, const char *text) {
 }
 
 CASE(an_interrupted_run_leaves_the_same_files) {
-    const char *whole = scratch("whole"), *parts = scratch("parts");
+    const char *whole = test_scratch("whole"), *parts = test_scratch("parts");
     run_steps(whole, 0, 20);
     run_steps(parts, 0, 13);   // killed after step 12, while writing; last checkpoint at 8
     append_text(in_dir(parts, "metrics.jsonl"), "{\"step\":13,\"tok");
@@ -239,7 +230,7 @@ CASE(an_interrupted_run_leaves_the_same_files) {
 }
 
 CASE(a_line_cut_short_before_the_resumed_step_is_dropped) {
-    const char *whole = scratch("whole2"), *parts = scratch("parts2");
+    const char *whole = test_scratch("whole2"), *parts = test_scratch("parts2");
     run_steps(whole, 0, 6);
     run_steps(parts, 0, 4);
     append_text(in_dir(parts, "metrics.jsonl"), "{\"step\":3,\n{\"step\":3,\"tok");
@@ -323,7 +314,7 @@ CASE(print_every_keeps_the_ends) {
 // --- the gap to a reference ---
 
 static const char *reference_run(const char *name) {
-    const char *dir = scratch(name);
+    const char *dir = test_scratch(name);
     mkdir(dir, 0777);
     append_text(in_dir(dir, "metrics.jsonl"),
                 "{\"step\":0,\"tokens\":1000,\"val_loss\":5.0}\n"
@@ -382,10 +373,10 @@ CASE(gap_is_of_the_last_steps) {
 
 CASE(bad_references_are_named) {
     MetricsOptions o = options_of("");
-    o.reference = scratch("no_such_run");
+    o.reference = test_scratch("no_such_run");
     EXPECT_DIES(EXIT_DATA, "log.reference", metrics_open(&o));
     EXPECT_DIES(EXIT_DATA, "no_such_run/metrics.jsonl", metrics_open(&o));
-    const char *empty = scratch("empty_run");
+    const char *empty = test_scratch("empty_run");
     mkdir(empty, 0777);
     append_text(in_dir(empty, "metrics.jsonl"), "not a record\n");
     o.reference = empty;
@@ -395,12 +386,12 @@ CASE(bad_references_are_named) {
 // --- places that cannot be written ---
 
 CASE(unwritable_log_dir_is_named) {
-    append_text(scratch("plain_file"), "x");
-    MetricsOptions o = options_of(scratch("plain_file/log"));
+    append_text(test_scratch("plain_file"), "x");
+    MetricsOptions o = options_of(test_scratch("plain_file/log"));
     EXPECT_DIES(EXIT_DATA, "log.dir", metrics_open(&o));
-    o.dir = scratch("plain_file");
+    o.dir = test_scratch("plain_file");
     EXPECT_DIES(EXIT_DATA, "log.dir", metrics_open(&o));
-    o.dir = scratch("blocked");
+    o.dir = test_scratch("blocked");
     mkdir(o.dir, 0777);
     mkdir(in_dir(o.dir, "main.log"), 0777);
     EXPECT_DIES(EXIT_DATA, "main.log", metrics_open(&o));
@@ -412,7 +403,7 @@ static void close_open_run(ExitCode code, const char *message) {
 }
 
 CASE(a_full_disk_ends_the_run_and_is_recorded) {
-    const char *dir = scratch("full");
+    const char *dir = test_scratch("full");
     EXPECT_DIES(EXIT_DATA, "metrics.jsonl' after 0 bytes: File too large", {
         MetricsOptions o = options_of(dir);
         open_run = metrics_open(&o);

@@ -6,23 +6,6 @@ test_safetensors -- files byte for byte, and what a reader that trusts nothing s
 #include "../llmc/common.h"
 #include "test.h"
 
-/* A path in the scratch directory; one of eight buffers, used in turn. */
-static const char *scratch(const char *name) {
-    static char paths[8][512];
-    static int turn;
-    char *path = paths[turn++ % 8];
-    snprintf(path, sizeof(paths[0]), "%s/%s", test_temp_dir(), name);
-    return path;
-}
-
-static void put_file(const char *path, const void *data, size_t bytes) {
-    FILE *f = fopen(path, "wb");
-    if (!f || fwrite(data, 1, bytes, f) != bytes || fclose(f) != 0) {
-        perror(path);
-        exit(1);
-    }
-}
-
 static const float pi_e[2] = {3.140625f, 2.71875f};
 
 static FileSum write_small(const char *path) {
@@ -46,7 +29,7 @@ static const char SMALL_HEADER[] =
 static const uint8_t small_data[12] = {0, 0, 0x49, 0x40, 0, 0, 0x2E, 0x40, 0, 0x3F, 0, 0xC0};
 
 CASE(written_byte_for_byte) {
-    const char *path = scratch("small.safetensors");
+    const char *path = test_scratch("small.safetensors");
     FileSum sum = write_small(path);
     size_t bytes, header = (size_t)round_up((int64_t)strlen(SMALL_HEADER), 8);
     char *text = read_text_file(path, "test", &bytes);
@@ -62,7 +45,7 @@ CASE(written_byte_for_byte) {
 }
 
 CASE(reads_what_it_wrote) {
-    const char *path = scratch("small.safetensors");
+    const char *path = test_scratch("small.safetensors");
     write_small(path);
     Safetensors *s = safetensors_open(path);
     EXPECT_EQ_I64(s->count, 2);
@@ -84,7 +67,7 @@ static void put_safetensors(const char *path, const char *header, size_t data_by
     memset(file, 0, sizeof(file));
     for (int i = 0; i < 8; i++) file[i] = (uint8_t)((uint64_t)length >> 8 * i);
     memcpy(file + 8, header, length);
-    put_file(path, file, 8 + length + data_bytes);
+    test_put_file(path, file, 8 + length + data_bytes);
 }
 
 /* What the reader says of a file, or "" if it takes it. */
@@ -108,7 +91,7 @@ CASE(other_writers_may_do) {
         "\"y\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}",
     };
     for (int i = 0; i < ARRAY_LEN(good); i++) {
-        const char *path = scratch("good.safetensors");
+        const char *path = test_scratch("good.safetensors");
         put_safetensors(path, good[i], i < 2 ? 0 : 4);
         EXPECT(problem_of(path)[0] == '\0', "%s: %s", good[i], problem_of(path));
     }
@@ -153,22 +136,23 @@ CASE(bad_headers_are_named) {
          "tensor x is there twice"},
     };
     for (int i = 0; i < ARRAY_LEN(bad); i++) {
-        const char *path = scratch("bad.safetensors");
+        const char *path = test_scratch("bad.safetensors");
         put_safetensors(path, bad[i].header, 4);
         EXPECT(strstr(problem_of(path), bad[i].problem), "%s: '%s'", bad[i].header,
                problem_of(path));
     }
-    EXPECT_DIES(EXIT_DATA, "absent.safetensors", safetensors_open(scratch("absent.safetensors")));
+    EXPECT_DIES(EXIT_DATA, "absent.safetensors",
+                safetensors_open(test_scratch("absent.safetensors")));
     EXPECT(strstr(problem_of(test_temp_dir()), "not a regular file"));
 }
 
 CASE(truncated_anywhere_is_refused) {
-    const char *whole = scratch("small.safetensors"), *cut = scratch("cut.safetensors");
+    const char *whole = test_scratch("small.safetensors"), *cut = test_scratch("cut.safetensors");
     write_small(whole);
     size_t bytes;
     char *text = read_text_file(whole, "test", &bytes);
     for (size_t n = 0; n < bytes; n++) {
-        put_file(cut, text, n);
+        test_put_file(cut, text, n);
         EXPECT(problem_of(cut)[0] != '\0', "cut to %zu bytes", n);
     }
     free(text);
@@ -176,7 +160,7 @@ CASE(truncated_anywhere_is_refused) {
 
 /* That nothing outside of the file is read: the sanitizers watch, and each entry is touched. */
 CASE(random_damage_is_survived) {
-    const char *whole = scratch("small.safetensors"), *hurt = scratch("hurt.safetensors");
+    const char *whole = test_scratch("small.safetensors"), *hurt = test_scratch("hurt.safetensors");
     write_small(whole);
     size_t bytes;
     char *text = read_text_file(whole, "test", &bytes);
@@ -189,7 +173,7 @@ CASE(random_damage_is_survived) {
             random = random * 1664525u + 1013904223u;
             copy[(random >> 8) % (bytes - 12)] ^= (char)(1 << (random >> 29));
         }
-        put_file(hurt, copy, bytes);
+        test_put_file(hurt, copy, bytes);
         free(copy);
         char *problem;
         Safetensors *s = safetensors_try_open(hurt, &problem);
@@ -211,7 +195,7 @@ CASE(a_full_disk_is_named) {
 
 CASE(less_data_than_declared_is_a_programmer_error) {
     EXPECT_ABORTS("8 bytes written, 12 declared", {
-        SafetensorsWriter *w = safetensors_create(scratch("short"), "ckpt.dir");
+        SafetensorsWriter *w = safetensors_create(test_scratch("short"), "ckpt.dir");
         safetensors_declare(w, "x", DT_F32, 1, 3);
         safetensors_write(w, pi_e, 8);
         safetensors_finish(w);
