@@ -48,6 +48,10 @@ typedef struct { Rule *items; int count; } RuleList;
 typedef enum { BACKEND_AUTO, BACKEND_NATIVE, BACKEND_EMULATE, NUM_BACKENDS } BackendKind;
 extern const char *const backend_names[NUM_BACKENDS];
 
+// what multiplies packed operands
+typedef enum { GEMM_KERNEL_CUBLASLT, GEMM_KERNEL_MMA, NUM_GEMM_KERNELS } GemmKernel;
+extern const char *const gemm_kernel_names[NUM_GEMM_KERNELS];
+
 // a step whose loss or norm is not finite
 typedef enum { NAN_STOP, NAN_SKIP, NUM_NAN_POLICIES } NanPolicy;
 extern const char *const nan_names[NUM_NAN_POLICIES];
@@ -71,6 +75,7 @@ typedef struct {
         // precision.rules in order, then precision.GEMM.OPERAND.FIELD keys
         RuleList rules;
         BackendKind backend;
+        GemmKernel gemm;
     } precision;
     DeviceChoice device;
     int threads;                      // CPU threads, 0: all

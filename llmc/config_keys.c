@@ -9,6 +9,7 @@ and default is written once.
 
 const char *const pos_names[NUM_POSITIONS] = {"learned", "rope", "none"};
 const char *const backend_names[NUM_BACKENDS] = {"auto", "native", "emulate"};
+const char *const gemm_kernel_names[NUM_GEMM_KERNELS] = {"cublaslt", "mma"};
 const char *const nan_names[NUM_NAN_POLICIES] = {"stop", "skip"};
 const char *const device_choice_names[NUM_DEVICE_CHOICES] = {"auto", "cpu", "cuda"};
 
@@ -124,7 +125,11 @@ const ConfigKey config_keys[] = {
     {KEY(RULES, precision.rules), "[]", 0, 0,
      "changes by layer, GEMM and operand, in order; the last match wins", NULL},
     {KEY(ENUM, precision.backend), "auto", 0, 0,
-     "FP4 units of the device, or their emulation", NULL, CHOICES(backend_names)},
+     "FP4 units of the device, or their emulation; auto: FP4 units that pass the self-test", NULL,
+     CHOICES(backend_names)},
+    {KEY(ENUM, precision.gemm), "cublaslt", 0, 0,
+     "what multiplies NVFP4 codes: the library, or the program's own kernel (in software and slow "
+     "on GPUs before sm_120)", NULL, CHOICES(gemm_kernel_names)},
 
     {KEY(ENUM, device), "auto", 0, 0,
      "where the model runs; auto: CUDA where there is a GPU", "nanoGPT device",

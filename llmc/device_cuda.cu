@@ -180,6 +180,16 @@ static void describe_gpu(Device *d, int ordinal) {
     d->peak_bf16_flops = peak_bf16_flops(d->name);
 }
 
+/* "driver 13.0, runtime 13.0, cuBLASLt 13.1.0". */
+static void describe_libraries(Device *d) {
+    int driver, runtime, cublaslt = (int)cublasLtGetVersion();
+    CUDA_CHECK(cudaDriverGetVersion(&driver));
+    CUDA_CHECK(cudaRuntimeGetVersion(&runtime));
+    snprintf(d->libraries, sizeof(d->libraries), "driver %d.%d, runtime %d.%d, cuBLASLt %d.%d.%d",
+             driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10,
+             cublaslt / 10000, cublaslt % 10000 / 100, cublaslt % 100);
+}
+
 static CudaDevice *open_libraries(void) {
     CudaDevice *c = (CudaDevice *)xmalloc(sizeof(CudaDevice));
     CUDA_CHECK(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking));
@@ -210,6 +220,7 @@ Device *device_cuda_open(int ordinal) {
     Device *d = (Device *)xmalloc(sizeof(Device));
     d->kind = DEVICE_CUDA;
     describe_gpu(d, ordinal);
+    describe_libraries(d);
     d->impl = open_libraries();
     d->alloc = cuda_alloc;
     d->free = cuda_free;

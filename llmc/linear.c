@@ -55,9 +55,9 @@ void linear_declare(Linear *l, ParamTable *t, const char *name, int in, int out,
 /* --- buffers --- */
 
 OperandForm linear_gemm_form(const Engine *e, const Linear *l, GemmKind g) {
-    int alike =
-        is_quantized(l, g, SIDE_A) && cell(l, g, SIDE_A)->format == cell(l, g, SIDE_B)->format;
-    return alike ? e->form : FORM_VALUES;
+    int both = cell(l, g, SIDE_A)->format == FORMAT_NVFP4 &&
+               cell(l, g, SIDE_B)->format == FORMAT_NVFP4;
+    return both && e->fp4 != FP4_EMULATED ? FORM_PACKED : FORM_VALUES;
 }
 
 /* Decoded bf16 values; or codes and, aligned behind them, block scales. */
@@ -208,7 +208,8 @@ LinearGrad linear_output_grad(Engine *e, Linear *l, Tensor dy) {
 static void run_gemm(Engine *e, const Linear *l, GemmKind g, Tensor d, const QOperand *a,
                      const QOperand *b, GemmEpilogue epilogue) {
     e->quantized_gemms += gemm_is_quantized(l, g);
-    e->ops->gemm(e->device, d, a, b, epilogue);
+    int own_kernel = a->form == FORM_PACKED && e->fp4 == FP4_MMA;
+    (own_kernel ? e->ops->gemm_mma : e->ops->gemm)(e->device, d, a, b, epilogue);
 }
 
 void linear_forward(Engine *e, const Linear *l, Tensor out, const QOperand *x) {

@@ -23,6 +23,14 @@ tensor itself, a quantised one comes from ops->quantize_pair.
 extern "C" {
 #endif
 
+/* What multiplies two NVFP4 operands. */
+typedef enum {
+    FP4_EMULATED,   // ops->gemm of their decoded values
+    FP4_LIBRARY,    // ops->gemm of packed codes: cuBLASLt on FP4 tensor cores
+    FP4_MMA,        // ops->gemm_mma of packed codes; in software where the GPU lacks mma.sync of FP4
+    NUM_FP4_GEMMS
+} Fp4Gemm;
+
 /* What every layer needs in order to run. */
 typedef struct {
     Device *device;
@@ -30,8 +38,7 @@ typedef struct {
     ParamTable *params;
     StepState *state;            // device memory
     uint64_t seed;               // key of all random draws
-    // What GEMMs of two quantised operands take: FORM_PACKED natively, FORM_VALUES to emulate
-    OperandForm form;
+    Fp4Gemm fp4;
     int training;                // 0: forward only, nothing is kept for backward
     Tensor row_buffer;           // scratch for the row operand of one linear, (1, bytes)
     Tensor token_buffer;         // scratch for the token operand of one dy, likewise
@@ -69,7 +76,7 @@ void linear_place_saved(const Engine *e, const Linear *l, LinearSaved *saved, Ar
                         int64_t tokens);
 /* 1 when backward reads the input tensor itself, so that its buffer must live until then. */
 int linear_keeps_input(const Linear *l);
-/* FORM_PACKED where this engine runs the GEMM natively: both operands quantised, in one format. */
+/* FORM_PACKED where this engine multiplies codes, not decoded values: both operands NVFP4. */
 OperandForm linear_gemm_form(const Engine *e, const Linear *l, GemmKind g);
 /* Bytes that scratch for the operands of a tensor (rows, cols) needs, in either form. */
 size_t linear_operand_bytes(OperandForm form, int64_t rows, int64_t cols);

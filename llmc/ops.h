@@ -11,6 +11,7 @@ calls through it and never asks which device it is on. What each op computes is 
 #include "ops/cross_entropy.h"
 #include "ops/embedding.h"
 #include "ops/gemm.h"
+#include "ops/gemm_mma.h"
 #include "ops/hadamard.h"
 #include "ops/layernorm.h"
 #include "ops/norm.h"
@@ -62,7 +63,11 @@ typedef struct Ops {
     void (*quantize_pair)(Device *, QOperand *row, const Quantizer *, QOperand *token,
                           const Quantizer *, Tensor x);
     void (*hadamard)(Device *, Tensor out, Tensor x, int along_rows, Signs);
+    /* NULL, or what the library says of a product that it cannot do; nothing is computed. */
+    const char *(*gemm_error)(Device *, Tensor d, const QOperand *a, const QOperand *b,
+                              GemmEpilogue);
     void (*gemm)(Device *, Tensor d, const QOperand *a, const QOperand *b, GemmEpilogue);
+    void (*gemm_mma)(Device *, Tensor d, const QOperand *a, const QOperand *b, GemmEpilogue);
     void (*column_sum)(Device *, Tensor db, Tensor dout);
     void (*sum)(Device *, float *out, Tensor x, float scale);
     void (*global_norm)(Device *, float *out, Tensor x);

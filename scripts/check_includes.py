@@ -29,7 +29,8 @@ LAYERS = [
     (6, "model", ["llmc/model*"]),
     (7, "training services", [f"llmc/{name}" for name in (
         "dataloader*", "tokenizer*", "optimizer*", "safetensors*", "checkpoint*",
-        "metrics*", "eval*", "sampler*", "plan*", "train*", "guard*", "selftest*")]),
+        "metrics*", "eval*", "sampler*", "plan*", "train*", "guard*", "selftest*", "backend*",
+        "gemm_rates*", "resume*")]),
 ]
 
 C_SUFFIXES = {".c", ".h", ".cu", ".cuh", ".cpp"}

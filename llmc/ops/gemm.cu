@@ -51,7 +51,8 @@ static GemmPlan *plan_slot(Device *dev, GemmKey key) {
     return &plans->slots[at];
 }
 
-/* The plan of this product, made at its first use, with this product's pointers. */
+/* The plan of this product, made at its first use, with this product's pointers. What the library
+   said of it is in status. */
 static GemmPlan *prepare_plan(Device *dev, Tensor d, const QOperand *a, const QOperand *b,
                               GemmEpilogue epilogue) {
     GemmKey key = gemm_plan_key(d, a, b, epilogue);
@@ -62,10 +63,15 @@ static GemmPlan *prepare_plan(Device *dev, Tensor d, const QOperand *a, const QO
     if (is_new) {
         size_t workspace_bytes;
         device_cuda_workspace(dev, &workspace_bytes);
-        gemm_plan_check(gemm_plan_choose(p, device_cuda_cublaslt(dev), workspace_bytes), &key,
-                        "cublasLtMatmulAlgoGetHeuristic");
+        p->status = gemm_plan_choose(p, device_cuda_cublaslt(dev), workspace_bytes);
     }
     return p;
+}
+
+const char *gemm_error_cuda(Device *dev, Tensor d, const QOperand *a, const QOperand *b,
+                            GemmEpilogue epilogue) {
+    cublasStatus_t status = prepare_plan(dev, d, a, b, epilogue)->status;
+    return status == CUBLAS_STATUS_SUCCESS ? NULL : cublasLtGetStatusString(status);
 }
 
 // --- the product ---
@@ -92,6 +98,7 @@ void gemm_cuda(Device *dev, Tensor d, const QOperand *a, const QOperand *b, Gemm
     CHECK(a->form == FORM_VALUES || dev->native_fp4,
           "gemm: packed operands, and %s has no FP4 tensor cores", dev->name);
     GemmPlan *p = prepare_plan(dev, d, a, b, epilogue);
+    gemm_plan_check(p->status, &p->key, "cublasLtMatmulAlgoGetHeuristic");
     const float *alpha = prepare_alpha(dev, a, b);
     DeviceScalars *scalars = device_cuda_scalars(dev);
     const float *beta = epilogue.accumulate ? &scalars->one : &scalars->zero;

@@ -28,6 +28,11 @@ typedef struct {
 } GemmEpilogue;
 
 void gemm_check(Tensor d, const QOperand *a, const QOperand *b, GemmEpilogue epilogue);
+/* NULL, or why the library has no such product, in its words. Computes nothing. */
+const char *gemm_error_cpu (Device *dev, Tensor d, const QOperand *a, const QOperand *b,
+                            GemmEpilogue epilogue);
+const char *gemm_error_cuda(Device *dev, Tensor d, const QOperand *a, const QOperand *b,
+                            GemmEpilogue epilogue);
 void gemm_cpu (Device *dev, Tensor d, const QOperand *a, const QOperand *b, GemmEpilogue epilogue);
 void gemm_cuda(Device *dev, Tensor d, const QOperand *a, const QOperand *b, GemmEpilogue epilogue);
 

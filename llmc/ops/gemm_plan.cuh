@@ -32,6 +32,7 @@ typedef struct {
     GemmKey key;
     cublasLtMatmulDesc_t desc;   // NULL: there is no plan here
     cublasLtMatrixLayout_t a, b, d;
+    cublasStatus_t status;       // of the choice; the rest is set where it is SUCCESS
     cublasLtMatmulAlgo_t algo;
     size_t workspace_bytes;
 } GemmPlan;

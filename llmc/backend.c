@@ -1,0 +1,83 @@
+/* backend -- the choice of backend.h. */
+#include "backend.h"
+
+#include "common.h"
+
+enum { PACKED_K_DIVISOR = 32 };   // cuBLASLt's kernels and gemm_mma's: 16 bytes of codes
+
+/* mma.sync of FP4: see gemm_mma.h, which also asks how the program was built. */
+static int has_fp4_mma(const Device *d) { return d->compute_capability / 10 == 12; }
+
+int backend_is_native(Fp4Gemm fp4, const Device *d) {
+    return fp4 == FP4_LIBRARY || (fp4 == FP4_MMA && has_fp4_mma(d));
+}
+
+const char *backend_name(Fp4Gemm fp4, const Device *d) {
+    if (fp4 == FP4_EMULATED) return "emulated";
+    return backend_is_native(fp4, d) ? "native" : "software";
+}
+
+const char *backend_kernel(const Engine *e, const Linear *l, GemmKind g) {
+    if (e->device->kind == DEVICE_CPU) return sgemm_name;
+    if (linear_gemm_form(e, l, g) == FORM_VALUES) return "cuBLASLt bf16";
+    if (e->fp4 == FP4_LIBRARY) return "cuBLASLt nvfp4";
+    return has_fp4_mma(e->device) ? "mma.sync nvfp4" : "mma.sync nvfp4 in software";
+}
+
+static NORETURN void refuse_native(const Config *c, const Device *d) {
+    const char *why = d->native_fp4 ? "mma.sync of FP4 (sm_120, sm_121)" : "FP4 tensor cores";
+    die(EXIT_CONFIG,
+        "precision.backend is native and precision.gemm is %s, but %s has no %s; set "
+        "precision.backend=%s",
+        gemm_kernel_names[c->precision.gemm], d->name, why,
+        d->native_fp4 ? "auto, or precision.gemm=cublaslt" : "emulate");
+}
+
+static void refuse_mma(const Config *c, const Device *d) {
+    if (d->kind == DEVICE_CPU) {
+        die(EXIT_CONFIG, "precision.gemm is mma, a kernel for GPUs, and the run is on the CPU; set "
+                         "precision.gemm=cublaslt, which on a CPU changes nothing");
+    }
+    if (c->precision.backend == BACKEND_EMULATE) {
+        die(EXIT_CONFIG, "precision.backend is emulate, which multiplies decoded values, and "
+                         "precision.gemm is mma, which multiplies codes; set precision.backend=auto "
+                         "or precision.gemm=cublaslt");
+    }
+}
+
+/* What the keys and the device say, before any shape is looked at. */
+static Fp4Gemm wanted(const Config *c, const Device *d) {
+    int mma = c->precision.gemm == GEMM_KERNEL_MMA;
+    if (mma) refuse_mma(c, d);
+    Fp4Gemm fp4 = mma ? FP4_MMA : d->native_fp4 ? FP4_LIBRARY : FP4_EMULATED;
+    if (c->precision.backend == BACKEND_EMULATE) return FP4_EMULATED;
+    if (c->precision.backend == BACKEND_NATIVE && !backend_is_native(fp4, d)) refuse_native(c, d);
+    return fp4;
+}
+
+static void refuse_size(const Linear *l, const char *what, int64_t size, const char *keys) {
+    if (size % PACKED_K_DIVISOR == 0) return;
+    die(EXIT_CONFIG,
+        "precision of %s: products of NVFP4 codes sum over multiples of %d, and its %s are %lld; "
+        "change %s, or set precision.backend=emulate and precision.gemm=cublaslt",
+        l->name, PACKED_K_DIVISOR, what, (long long)size, keys);
+}
+
+static void check_sizes(const Engine *e, const Linear *l, int64_t tokens) {
+    const char *dims = "model.dim, model.ffn or the heads";
+    if (linear_gemm_form(e, l, GEMM_FPROP) == FORM_PACKED)
+        refuse_size(l, "inputs", l->in, dims);
+    if (linear_gemm_form(e, l, GEMM_DGRAD) == FORM_PACKED)
+        refuse_size(l, "outputs", l->out, dims);
+    if (linear_gemm_form(e, l, GEMM_WGRAD) == FORM_PACKED)
+        refuse_size(l, "tokens of a micro-batch", tokens, "batch.micro or batch.seq_len");
+}
+
+Fp4Gemm backend_choose(Model *m, const Config *c, const Device *d) {
+    if (!m->quantized) return FP4_EMULATED;
+    Engine with = m->engine;
+    with.fp4 = wanted(c, d);
+    for (int id = 0; id < model_num_linears(m); id++)
+        check_sizes(&with, model_linear(m, id), (int64_t)c->batch.micro * c->batch.seq_len);
+    return with.fp4;
+}
