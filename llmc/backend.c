@@ -39,9 +39,9 @@ static void refuse_mma(const Config *c, const Device *d) {
                          "precision.gemm=cublaslt, which on a CPU changes nothing");
     }
     if (c->precision.backend == BACKEND_EMULATE) {
-        die(EXIT_CONFIG, "precision.backend is emulate, which multiplies decoded values, and "
-                         "precision.gemm is mma, which multiplies codes; set precision.backend=auto "
-                         "or precision.gemm=cublaslt");
+        die(EXIT_CONFIG,
+            "precision.backend is emulate, which multiplies decoded values, and precision.gemm is "
+            "mma, which multiplies codes; set precision.backend=auto or precision.gemm=cublaslt");
     }
 }
 

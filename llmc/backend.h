@@ -28,7 +28,8 @@ Fp4Gemm backend_choose(Model *m, const Config *c, const Device *d);
 int backend_is_native(Fp4Gemm fp4, const Device *d);
 /* "native", "emulated", "software". */
 const char *backend_name(Fp4Gemm fp4, const Device *d);
-/* What runs one GEMM of a linear: "cuBLASLt bf16", "cuBLASLt nvfp4", "mma.sync nvfp4", "OpenBLAS". */
+/* What runs one GEMM of a linear: "cuBLASLt bf16", "cuBLASLt nvfp4", "mma.sync nvfp4",
+   "OpenBLAS". */
 const char *backend_kernel(const Engine *e, const Linear *l, GemmKind g);
 
 #ifdef __cplusplus

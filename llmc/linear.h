@@ -27,7 +27,8 @@ extern "C" {
 typedef enum {
     FP4_EMULATED,   // ops->gemm of their decoded values
     FP4_LIBRARY,    // ops->gemm of packed codes: cuBLASLt on FP4 tensor cores
-    FP4_MMA,        // ops->gemm_mma of packed codes; in software where the GPU lacks mma.sync of FP4
+    // ops->gemm_mma of packed codes: mma.sync of FP4, in software where the GPU lacks it
+    FP4_MMA,
     NUM_FP4_GEMMS
 } Fp4Gemm;
 
