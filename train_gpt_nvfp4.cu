@@ -15,6 +15,7 @@ nvcc; WITH_CUDA is tested here only.
 #include <string.h>
 #include <unistd.h>
 
+#include "llmc/backend.h"
 #include "llmc/checkpoint.h"
 #include "llmc/comm.h"
 #include "llmc/common.h"
@@ -27,6 +28,7 @@ nvcc; WITH_CUDA is tested here only.
 #include "llmc/optimizer.h"
 #include "llmc/outfile.h"
 #include "llmc/plan.h"
+#include "llmc/resume.h"
 #include "llmc/sampler.h"
 #include "llmc/schedule.h"
 #include "llmc/tokenizer.h"
@@ -55,6 +57,7 @@ typedef struct {
     Metrics *metrics;
     char *config_json;   // resolved
     char precision_tag[64];
+    GemmRate *rates;             // of the device; NULL on a CPU
     int accumulation;            // micro-steps a step on each rank
     int64_t step_tokens;         // of all ranks
     int64_t step, steps;         // done, in all
@@ -155,17 +158,10 @@ static void place_model(Run *r, int training) {
     model_place(&r->model, &r->config, r->device, r->ops, training);
 }
 
-static void check_backend(const Run *r) {
-    if (r->config.precision.backend == BACKEND_NATIVE && r->model.quantized) {
-        die(EXIT_CONFIG, "precision.backend is native, but this build multiplies quantised "
-                         "operands by emulation only; "
-                         "set precision.backend to auto or emulate");
-    }
-}
-
 static void print_plan(Run *r) {
     const Config *c = &r->config;
-    char *precision = plan_precision_text(&r->model, 1), *memory = plan_memory_text(&r->model);
+    char *precision = plan_precision_text(&r->model, 1, r->rates);
+    char *memory = plan_memory_text(&r->model);
     char validation[128] = "no data.val: no validation";
     if (r->val) eval_describe(&r->evaluation, c, validation, sizeof(validation));
     log_line("%s", version_build());
@@ -221,7 +217,7 @@ static void open_run(Run *r, int num_args, char **args, int reads) {
     if (reads & READ_VAL) open_val(r);
     if (reads & READ_TOKENIZER) open_tokenizer(r);
     model_declare(&r->model, c);
-    check_backend(r);
+    backend_choose(&r->model, c, r->device);
     plan_precision_tag(&r->model, c, r->precision_tag, sizeof(r->precision_tag));
     r->config_json = config_to_json(c);
 }
@@ -263,58 +259,8 @@ static void save_checkpoint(Run *r) {
     r->host->barrier(r->host);
 }
 
-/* The checkpoint at a path, which may also be a run's directory; NULL where there is none. */
-static char *checkpoint_at(const char *path) {
-    char *found = checkpoint_find(path), *below = format_string("%s/ckpt", path);
-    if (!found) found = checkpoint_find(below);
-    free(below);
-    return found;
-}
-
-/* Where ckpt.resume points: NULL when there is nothing to resume. "never" is for training: what
-   only looks at a model takes the newest. */
-static char *find_checkpoint(const Run *r, int training) {
-    const Config *c = &r->config;
-    int never = strcmp(c->ckpt.resume, "never") == 0;
-    if (never && training) return NULL;
-    if (never || strcmp(c->ckpt.resume, "auto") == 0) return checkpoint_find(c->ckpt.dir);
-    char *path = checkpoint_at(c->ckpt.resume);
-    if (!path)
-        die(EXIT_DATA, "ckpt.resume: there is no checkpoint at %s; legal: auto, never, or a path",
-            c->ckpt.resume);
-    return path;
-}
-
-/* What makes a checkpoint one of this run, and what may change on the way but changes the curves.
-   Of the other keys none matters to a resumed run. */
-#define IDENTITY_KEYS "model precision batch.seq_len data.train data.shuffle seed"
-#define CURVE_KEYS "batch.micro batch.total_tokens train optim sched guard"
-
-/* What "auto" finds in the directory may be another run's; a path is meant, whatever changes. */
-static void compare_configs(const Run *r, const char *path, int training) {
-    const Config *c = &r->config;
-    int named = strcmp(c->ckpt.resume, "auto") != 0 && strcmp(c->ckpt.resume, "never") != 0;
-    char *saved = checkpoint_config(path);
-    char *other = config_changes(c, saved, training ? IDENTITY_KEYS : "model");
-    if (other[0] && !named) {
-        die(EXIT_CONFIG,
-            "%s is a checkpoint of another run; its value and the present one are\n%sSet another "
-            "log.dir for a run of its own, or ckpt.resume=%s to go on from it with the change",
-            path, other, path);
-    }
-    free(other);
-    char *lines = config_changes(c, saved, training ? IDENTITY_KEYS " " CURVE_KEYS : "model");
-    char *rest = lines;
-    for (char *line = strsep(&rest, "\n"); line && line[0]; line = strsep(&rest, "\n")) {
-        const char *note = strncmp(line, "seed:", 5) == 0 ? "; new data order, new draws" : "";
-        log_line("changed since the checkpoint: %s%s", line, note);
-    }
-    free(lines);
-    free(saved);
-}
-
 static void load_checkpoint(Run *r, const char *path, int training) {
-    compare_configs(r, path, training);
+    resume_compare(&r->config, path, training);
     CheckpointField fields[2];
     CheckpointState s = checkpoint_state(r, fields);
     checkpoint_load(path, &r->model.params, r->device, &s, training);
@@ -491,7 +437,7 @@ static void record_death(ExitCode code, const char *message) {
 /* log.dir/plan.txt: one line per linear and GEMM. */
 static void write_plan(Run *r) {
     char *path = format_string("%s/plan.txt", r->config.log.dir);
-    char *plan = plan_precision_text(&r->model, 0);
+    char *plan = plan_precision_text(&r->model, 0, r->rates);
     outfile_replace(path, "log.dir", plan, strlen(plan));
     free(plan);
     free(path);
@@ -507,7 +453,7 @@ static void open_records(Run *r) {
     options.git_hash = version_git_hash();
     options.build = version_build();
     options.device = r->device->name;
-    options.backend = r->model.quantized ? "emulated" : "plain";
+    options.backend = r->model.quantized ? backend_name(r->model.engine.fp4, r->device) : "plain";
     options.precision = r->precision_tag;
     options.world_size = r->comm->size;
     options.print_every = (int)c->log.every;
@@ -532,6 +478,7 @@ static void close_run(Run *r) {
     free(r->targets);
     free(r->staging);
     free(r->config_json);
+    free(r->rates);
     if (r->comm != r->host) r->comm->close(r->comm);
     r->device->close(r->device);
     r->host->close(r->host);
@@ -583,8 +530,8 @@ static void rehearse(Run *r) {
     const Config *c = &r->config;
     model_measure(&r->model, c, r->device, r->ops, 1);
     print_plan(r);
-    char *checkpoint = find_checkpoint(r, 1);
-    if (checkpoint) compare_configs(r, checkpoint, 1);
+    char *checkpoint = resume_find(&r->config, 1);
+    if (checkpoint) resume_compare(c, checkpoint, 1);
     free(checkpoint);
     metrics_check(c->log.dir, c->log.reference);
     outfile_check_directory(c->ckpt.dir, "ckpt.dir");
@@ -610,7 +557,7 @@ static int verb_train(int num_args, char **args) {
     print_plan(r);
     if (r->host->rank == 0) claim_directories(c);
     r->host->barrier(r->host);
-    char *checkpoint = find_checkpoint(r, 1);
+    char *checkpoint = resume_find(&r->config, 1);
     if (checkpoint) load_checkpoint(r, checkpoint, 1);
     else model_init(&r->model, c->seed);
     free(checkpoint);
@@ -646,7 +593,7 @@ static int verb_plan(int num_args, char **args) {
 /* The model of a checkpoint, for evaluation. */
 static void load_trained(Run *r) {
     place_model(r, 0);
-    char *checkpoint = find_checkpoint(r, 0);
+    char *checkpoint = resume_find(&r->config, 0);
     if (!checkpoint) {
         die(EXIT_DATA, "there is no checkpoint in ckpt.dir %s; set ckpt.resume to the path of one",
             r->config.ckpt.dir);
@@ -685,7 +632,7 @@ static int verb_sample(int num_args, char **args) {
 static int verb_ckpt(int num_args, char **args) {
     if (num_args != 2 || strcmp(args[0], "verify") != 0)
         die(EXIT_CONFIG, "usage: train_gpt_nvfp4 ckpt verify DIR");
-    char *path = checkpoint_at(args[1]);
+    char *path = resume_at(args[1]);
     if (!path) die(EXIT_DATA, "there is no checkpoint at %s", args[1]);
     int faults = checkpoint_verify(path);
     free(path);

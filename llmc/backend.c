@@ -73,11 +73,10 @@ static void check_sizes(const Engine *e, const Linear *l, int64_t tokens) {
         refuse_size(l, "tokens of a micro-batch", tokens, "batch.micro or batch.seq_len");
 }
 
-Fp4Gemm backend_choose(Model *m, const Config *c, const Device *d) {
-    if (!m->quantized) return FP4_EMULATED;
-    Engine with = m->engine;
-    with.fp4 = wanted(c, d);
+void backend_choose(Model *m, const Config *c, Device *d) {
+    Engine *e = &m->engine;
+    e->device = d;
+    e->fp4 = m->quantized ? wanted(c, d) : FP4_EMULATED;
     for (int id = 0; id < model_num_linears(m); id++)
-        check_sizes(&with, model_linear(m, id), (int64_t)c->batch.micro * c->batch.seq_len);
-    return with.fp4;
+        check_sizes(e, model_linear(m, id), (int64_t)c->batch.micro * c->batch.seq_len);
 }

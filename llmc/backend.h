@@ -21,12 +21,13 @@ it. A CPU emulates, and refuses mma.
 extern "C" {
 #endif
 
-/* After model_declare. Dies with EXIT_CONFIG where the keys ask for what the device does not have,
-   or where packed operands cannot have the sizes of some linear, which it names. */
-Fp4Gemm backend_choose(Model *m, const Config *c, const Device *d);
+/* Sets the engine's device and fp4, after model_declare. Dies with EXIT_CONFIG where the keys ask
+   for what the device does not have, or where packed operands cannot have the sizes of some linear,
+   which it names. */
+void backend_choose(Model *m, const Config *c, Device *d);
 /* 1 where FP4 units do the work of `fp4` on this device. */
 int backend_is_native(Fp4Gemm fp4, const Device *d);
-/* "native", "emulated", "software". */
+/* "native", "emulated", "software"; of FP4_EMULATED without asking the device. */
 const char *backend_name(Fp4Gemm fp4, const Device *d);
 /* What runs one GEMM of a linear: "cuBLASLt bf16", "cuBLASLt nvfp4", "mma.sync nvfp4",
    "OpenBLAS". */

@@ -67,6 +67,10 @@ size_t linear_operand_bytes(OperandForm form, int64_t rows, int64_t k) {
            quantize_scales_bytes(rows, k);
 }
 
+uint8_t *linear_packed_scales(const QOperand *q) {
+    return (uint8_t *)q->data + round_up((int64_t)quantize_packed_bytes(q->rows, q->k), SCALES_ALIGN);
+}
+
 /* The transposed codes of fprop's weight: the same decoded values read the other way. Packed codes
    are stored along the contraction, so there dgrad has its own, which come out equal. */
 static int shares_fprop_codes(const Engine *e, const Linear *l) {
@@ -122,10 +126,7 @@ static QOperand quantized_operand(const Engine *e, const Linear *l, OperandReque
     CHECK(bytes <= tensor_bytes(request.buffer),
           "%s: operand of %lld x %lld does not fit its buffer", l->name, (long long)q.rows,
           (long long)q.k);
-    if (q.form == FORM_PACKED) {
-        int64_t codes = round_up((int64_t)quantize_packed_bytes(q.rows, q.k), SCALES_ALIGN);
-        q.scales = (uint8_t *)q.data + codes;
-    }
+    if (q.form == FORM_PACKED) q.scales = linear_packed_scales(&q);
     if (formats[o->format].tensor_scale) {
         q.amax = amax_slot(l, request.gemm, request.side);
         q.dequant_mult = 1.0f / (formats[o->format].elem_max * (float)o->top_scale);
@@ -205,11 +206,16 @@ LinearGrad linear_output_grad(Engine *e, Linear *l, Tensor dy) {
 
 /* --- the three GEMMs --- */
 
+void linear_multiply(Engine *e, Tensor d, const QOperand *a, const QOperand *b,
+                     GemmEpilogue epilogue) {
+    int own_kernel = a->form == FORM_PACKED && e->fp4 == FP4_MMA;
+    (own_kernel ? e->ops->gemm_mma : e->ops->gemm)(e->device, d, a, b, epilogue);
+}
+
 static void run_gemm(Engine *e, const Linear *l, GemmKind g, Tensor d, const QOperand *a,
                      const QOperand *b, GemmEpilogue epilogue) {
     e->quantized_gemms += gemm_is_quantized(l, g);
-    int own_kernel = a->form == FORM_PACKED && e->fp4 == FP4_MMA;
-    (own_kernel ? e->ops->gemm_mma : e->ops->gemm)(e->device, d, a, b, epilogue);
+    linear_multiply(e, d, a, b, epilogue);
 }
 
 void linear_forward(Engine *e, const Linear *l, Tensor out, const QOperand *x) {

@@ -81,6 +81,11 @@ int linear_keeps_input(const Linear *l);
 OperandForm linear_gemm_form(const Engine *e, const Linear *l, GemmKind g);
 /* Bytes that scratch for the operands of a tensor (rows, cols) needs, in either form. */
 size_t linear_operand_bytes(OperandForm form, int64_t rows, int64_t cols);
+/* Where the block scales of a packed operand lie in its buffer: behind the codes, aligned. */
+uint8_t *linear_packed_scales(const QOperand *q);
+/* The product by what the engine chose for operands of this form. */
+void linear_multiply(Engine *e, Tensor d, const QOperand *a, const QOperand *b,
+                     GemmEpilogue epilogue);
 /* GEMMs of this layer with at least one quantised operand. */
 int linear_quantized_gemms(const Linear *l);
 

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend.h"
 #include "common.h"
 
 /* --- growing text --- */
@@ -32,14 +33,27 @@ static void text_add(Text *t, const char *format, ...) {
 
 /* --- precision --- */
 
-static void gemm_line(Text *t, const char *name, const LinearPlan *plan, GemmKind g) {
+/* "native" for codes, "emulated" for decoded values, the format's name for plain operands. */
+static const char *how_multiplied(const Engine *e, const Linear *l, GemmKind g) {
+    FormatId left = l->plan.cell[g][SIDE_A].format, right = l->plan.cell[g][SIDE_B].format;
+    if (!format_is_quantized(left) && !format_is_quantized(right)) return formats[left].name;
+    int packed = linear_gemm_form(e, l, g) == FORM_PACKED;
+    return backend_name(packed ? e->fp4 : FP4_EMULATED, e->device);
+}
+
+static void gemm_line(Text *t, const Engine *e, const char *name, const Linear *l, GemmKind g,
+                      const GemmRate *rates) {
     char a[64], b[64];
-    const Operand *left = &plan->cell[g][SIDE_A], *right = &plan->cell[g][SIDE_B];
-    int quantized = format_is_quantized(left->format) || format_is_quantized(right->format);
-    operand_describe(left, a, sizeof(a));
-    operand_describe(right, b, sizeof(b));
-    text_add(t, "%-26s %s  %-2s %-22s %s %-22s %s\n", name, gemm_names[g], operand_names[g][SIDE_A],
-             a, operand_names[g][SIDE_B], b, quantized ? "emulated" : formats[left->format].name);
+    operand_describe(&l->plan.cell[g][SIDE_A], a, sizeof(a));
+    operand_describe(&l->plan.cell[g][SIDE_B], b, sizeof(b));
+    text_add(t, "%-26s %s  %-2s %-22s %s %-22s %s", name, gemm_names[g], operand_names[g][SIDE_A],
+             a, operand_names[g][SIDE_B], b, how_multiplied(e, l, g));
+    if (e->device) text_add(t, ", %s", backend_kernel(e, l, g));
+    const GemmRate *rate = rates ? &rates[l->id * NUM_GEMMS + (int)g] : NULL;
+    if (rate && rate->planned > 0) text_add(t, "  %.0f TFLOP/s", rate->planned * 1e-12);
+    if (rate && rate->bf16 > 0 && rate->bf16 != rate->planned)
+        text_add(t, " (bf16 %.0f)", rate->bf16 * 1e-12);
+    text_add(t, "\n");
 }
 
 static int same_plan(const LinearPlan *a, const LinearPlan *b) {
@@ -61,8 +75,9 @@ static int last_alike(Model *m, int first, int stride) {
     return last;
 }
 
-static void linear_lines(Text *t, const Block *first, const Block *last, const Linear *l,
-                         const char *linear_name) {
+static void linear_lines(Text *t, const Engine *e, const Block *first, const Block *last,
+                         const Linear *l, const GemmRate *rates) {
+    const char *linear_name = l == &first->in ? first->kind->in_name : first->kind->out_name;
     char name[96];
     if (first == last) {
         snprintf(name, sizeof(name), "%s", l->name);
@@ -70,13 +85,13 @@ static void linear_lines(Text *t, const Block *first, const Block *last, const L
         snprintf(name, sizeof(name), "blocks.%d-%d.%s.%s", first->index, last->index,
                  first->kind->name, linear_name);
     }
-    for (int g = 0; g < NUM_GEMMS; g++) gemm_line(t, name, &l->plan, (GemmKind)g);
+    for (int g = 0; g < NUM_GEMMS; g++) gemm_line(t, e, name, l, (GemmKind)g, rates);
 }
 
-char *plan_precision_text(Model *m, int brief) {
+char *plan_precision_text(Model *m, int brief, const GemmRate *rates) {
     Text t = {NULL, 0, 0};
     int quantized = plan_quantized_gemms(m), all = NUM_GEMMS * model_num_linears(m);
-    if (brief && quantized == 0) {
+    if (brief && quantized == 0 && !rates) {
         text_add(&t, "all %d GEMMs of the linears\n", all);
         return t.text;
     }
@@ -88,8 +103,8 @@ char *plan_precision_text(Model *m, int brief) {
         int last = brief ? last_alike(m, i, stride) : i;
         for (int j = i; j <= last; j += stride) printed[j] = 1;
         const Block *b = &m->blocks[i];
-        linear_lines(&t, b, &m->blocks[last], &b->in, b->kind->in_name);
-        linear_lines(&t, b, &m->blocks[last], &b->out, b->kind->out_name);
+        linear_lines(&t, &m->engine, b, &m->blocks[last], &b->in, rates);
+        linear_lines(&t, &m->engine, b, &m->blocks[last], &b->out, rates);
     }
     free(printed);
     text_add(&t, "%-26s %s\n", "embedding, norms, attention", dtype_info[m->config.dtype].name);
@@ -120,8 +135,9 @@ void plan_precision_tag(Model *m, const Config *c, char *buffer, int size) {
     if (plan_quantized_gemms(m) == 0) {
         snprintf(buffer, size, "%s", dtype_info[m->config.dtype].name);
     } else {
-        snprintf(buffer, size, "%s%s(emulated)", recipe->name,
-                 recipe_is_quantized(recipe) ? "" : "+rules");
+        snprintf(buffer, size, "%s%s(%s)", recipe->name,
+                 recipe_is_quantized(recipe) ? "" : "+rules",
+                 backend_name(m->engine.fp4, m->engine.device));
     }
 }
 

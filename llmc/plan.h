@@ -6,16 +6,17 @@ uses, memory by arena, tokens and FLOPs of a step. Text only; it decides nothing
 #define LLMC_PLAN_H
 
 #include "config.h"
-#include "model.h"
+#include "gemm_rates.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* One line per linear and GEMM. With `brief`, for reading behind the recipe's name, blocks that
-   agree share a line ("blocks.0-9.attn.qkv"), and there is one line in all where no GEMM is
-   quantised. Caller frees. */
-char *plan_precision_text(Model *m, int brief);
+/* One line per linear and GEMM: formats, what runs it, and, where rates were measured, its TFLOP/s
+   beside BF16's. With `brief`, for reading behind the recipe's name, blocks that agree share a line
+   ("blocks.0-9.attn.qkv"), and there is one line in all where no GEMM is quantised and nothing was
+   measured. `rates` of gemm_rates_measure, or NULL. Caller frees. */
+char *plan_precision_text(Model *m, int brief, const GemmRate *rates);
 /* Arena sizes in MiB, after model_measure or model_place. Caller frees. */
 char *plan_memory_text(const Model *m);
 /* Bytes of all arenas. */
@@ -23,8 +24,9 @@ size_t plan_memory_bytes(const Model *m);
 /* GEMMs of one micro-step (forward and backward) with a quantised operand: what
    Engine.quantized_gemms counts. */
 int plan_quantized_gemms(Model *m);
-/* The tag of every log line, of what really runs: "nvfp4(emulated)"; "bf16+rules(emulated)" where
-   only rules quantise; "bf16" where no GEMM is quantised, whatever the recipe is called. */
+/* The tag of every log line, of what really runs: "nvfp4(emulated)", "nvfp4(native)";
+   "bf16+rules(emulated)" where only rules quantise; "bf16" where no GEMM is quantised, whatever the
+   recipe is called. */
 void plan_precision_tag(Model *m, const Config *c, char *buffer, int size);
 
 #ifdef __cplusplus

@@ -333,7 +333,7 @@ CASE(plan_of_20_blocks_with_2_and_2_kept) {
         EXPECT_BITS(&l->plan, &recipe_find(kept ? "bf16" : "nvfp4")->plan, sizeof(LinearPlan), "%s",
                     l->name);
     }
-    char *text = plan_precision_text(&m, 0);
+    char *text = plan_precision_text(&m, 0, NULL);
     EXPECT(strstr(text, "blocks.2.attn.qkv          fprop  x  nvfp4 1x16"), "%s", text);
     EXPECT(strstr(text, "GEMMs with quantised operands: 192 of 240 a micro-step"), "%s", text);
     int lines = 0;

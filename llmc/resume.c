@@ -1,0 +1,52 @@
+/* resume -- the checkpoint that a run goes on from; see resume.h. */
+#include "resume.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "checkpoint.h"
+#include "common.h"
+
+char *resume_at(const char *path) {
+    char *found = checkpoint_find(path), *below = format_string("%s/ckpt", path);
+    if (!found) found = checkpoint_find(below);
+    free(below);
+    return found;
+}
+
+char *resume_find(const Config *c, int training) {
+    int never = strcmp(c->ckpt.resume, "never") == 0;
+    if (never && training) return NULL;
+    if (never || strcmp(c->ckpt.resume, "auto") == 0) return checkpoint_find(c->ckpt.dir);
+    char *path = resume_at(c->ckpt.resume);
+    if (!path)
+        die(EXIT_DATA, "ckpt.resume: there is no checkpoint at %s; legal: auto, never, or a path",
+            c->ckpt.resume);
+    return path;
+}
+
+/* What makes a checkpoint one of this run, and what may change on the way but changes the curves.
+   Of the other keys none matters to a resumed run. */
+#define IDENTITY_KEYS "model precision batch.seq_len data.train data.shuffle seed"
+#define CURVE_KEYS "batch.micro batch.total_tokens train optim sched guard"
+
+void resume_compare(const Config *c, const char *path, int training) {
+    int named = strcmp(c->ckpt.resume, "auto") != 0 && strcmp(c->ckpt.resume, "never") != 0;
+    char *saved = checkpoint_config(path);
+    char *other = config_changes(c, saved, training ? IDENTITY_KEYS : "model");
+    if (other[0] && !named) {
+        die(EXIT_CONFIG,
+            "%s is a checkpoint of another run; its value and the present one are\n%sSet another "
+            "log.dir for a run of its own, or ckpt.resume=%s to go on from it with the change",
+            path, other, path);
+    }
+    free(other);
+    char *lines = config_changes(c, saved, training ? IDENTITY_KEYS " " CURVE_KEYS : "model");
+    char *rest = lines;
+    for (char *line = strsep(&rest, "\n"); line && line[0]; line = strsep(&rest, "\n")) {
+        const char *note = strncmp(line, "seed:", 5) == 0 ? "; new data order, new draws" : "";
+        log_line("changed since the checkpoint: %s%s", line, note);
+    }
+    free(lines);
+    free(saved);
+}
