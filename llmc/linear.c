@@ -108,6 +108,11 @@ static float *amax_slot(const Linear *l, GemmKind g, Side s) {
     return (float *)l->amax.data + (int)g * NUM_SIDES + (int)s;
 }
 
+/* The library's kernels do not split k themselves; see gemm_slices. */
+static int wgrad_slices(const Engine *e, const Linear *l, int64_t tokens) {
+    return e->fp4 == FP4_LIBRARY ? gemm_slices(e->device, l->out, l->in, tokens) : 1;
+}
+
 /* A quantised operand of x, still to be filled: a row operand contracts along x's columns, a token
    operand along its rows. */
 static QOperand quantized_operand(const Engine *e, const Linear *l, OperandRequest request,
@@ -127,6 +132,7 @@ static QOperand quantized_operand(const Engine *e, const Linear *l, OperandReque
           "%s: operand of %lld x %lld does not fit its buffer", l->name, (long long)q.rows,
           (long long)q.k);
     if (q.form == FORM_PACKED) q.scales = linear_packed_scales(&q);
+    if (q.form == FORM_PACKED && request.gemm == GEMM_WGRAD) q.slices = wgrad_slices(e, l, q.k);
     if (formats[o->format].tensor_scale) {
         q.amax = amax_slot(l, request.gemm, request.side);
         q.dequant_mult = 1.0f / (formats[o->format].elem_max * (float)o->top_scale);
@@ -136,10 +142,14 @@ static QOperand quantized_operand(const Engine *e, const Linear *l, OperandReque
 
 static Quantizer quantizer(const Engine *e, const Linear *l, OperandRequest request,
                            int token_operand, int is_weight) {
-    uint32_t tag =
-        rng_quantize_tag((uint32_t)l->id, (uint32_t)request.gemm, (uint32_t)request.side, 0);
-    Quantizer how = {
-        *cell(l, request.gemm, request.side), token_operand, !is_weight, tag, e->seed, e->state};
+    Quantizer how;
+    memset(&how, 0, sizeof(how));
+    how.how = *cell(l, request.gemm, request.side);
+    how.token_operand = token_operand;
+    how.rows_are_tokens = !is_weight;
+    how.tag = rng_quantize_tag((uint32_t)l->id, (uint32_t)request.gemm, (uint32_t)request.side, 0);
+    how.seed = e->seed;
+    how.state = e->state;
     return how;
 }
 
@@ -165,10 +175,23 @@ static void make_operands(Engine *e, const Linear *l, Tensor x, OperandRequest r
     QOperand *row_q = begin_operand(e, l, row, x, 0) ? row.operand : NULL;
     QOperand *token_q = begin_operand(e, l, token, x, 1) ? token.operand : NULL;
     if (!row_q && !token_q) return;
-    e->ops->amax_pair(e->device, row_q, row_q ? &row_how : NULL, token_q,
+    int slices = token_q ? quantize_num_slices(token_q) : 1;
+    QOperand whole_token = {0};   // the tensor's scale is that of all slices
+    if (token_q) whole_token = *token_q;
+    whole_token.slices = 1;
+    e->ops->amax_pair(e->device, row_q, row_q ? &row_how : NULL, token_q ? &whole_token : NULL,
                       token_q ? &token_how : NULL, x);
-    e->ops->quantize_pair(e->device, row_q, row_q ? &row_how : NULL, token_q,
-                          token_q ? &token_how : NULL, x);
+    for (int i = 0; i < slices; i++) {
+        // Of rows [first, first + count) of x: a part of the row operand's rows and one slice.
+        int64_t count = x.rows / slices, first = i * count;
+        QOperand row_part, token_part;
+        if (row_q) row_part = quantize_rows(row_q, first, count);
+        if (token_q) token_part = slices > 1 ? quantize_slice(token_q, i) : *token_q;
+        row_how.first_row = token_how.first_row = first;
+        e->ops->quantize_pair(e->device, row_q ? &row_part : NULL, row_q ? &row_how : NULL,
+                              token_q ? &token_part : NULL, token_q ? &token_how : NULL,
+                              tensor_rows(x, first, count));
+    }
 }
 
 void linear_prepare(Engine *e, Linear *l) {

@@ -29,8 +29,9 @@ static void keep_heuristic(int level, const char *function, const char *message)
 }
 
 /* The log's line of one GEMM, a line for each part: layouts, preference, product. */
-static std::string describe(LinearShape l, GemmKind kind, OperandForm form) {
+static std::string describe(LinearShape l, GemmKind kind, OperandForm form, int slices) {
     LinearGemm g = linear_gemm(l, kind, form, 16384);
+    g.a.slices = g.b.slices = slices;
     GemmPlan p = {};
     gemm_plan_describe(&p, gemm_plan_key(g.d, &g.a, &g.b, g.epilogue));
     gemm_plan_point(&p, &g.a, &g.b, g.epilogue.bias);
@@ -39,7 +40,8 @@ static std::string describe(LinearShape l, GemmKind kind, OperandForm form) {
     EXPECT_EQ_I64(status, CUBLAS_STATUS_NOT_INITIALIZED, "an algorithm without a handle");
     gemm_plan_destroy(&p);
     std::string text = std::string(l.model) + " " + l.name + " " + kind_names[kind] +
-                       (form == FORM_PACKED ? ", packed\n  " : ", values\n  ");
+                       (form == FORM_PACKED ? ", packed" : ", values") +
+                       (slices > 1 ? ", sliced\n  " : "\n  ");
     for (size_t i = 0; i < logged.size(); i++) {
         int ends = logged[i] == ']' && i + 1 < logged.size();
         text += logged[i];
@@ -53,8 +55,8 @@ static std::string describe_all(void) {
     for (int form = 0; form < 2; form++)
         for (const LinearShape &l : linears)
             for (int kind = 0; kind < NUM_GEMMS; kind++)
-                text += describe(l, (GemmKind)kind, (OperandForm)form);
-    return text;
+                text += describe(l, (GemmKind)kind, (OperandForm)form, 1);
+    return text + describe(linears[1], GEMM_WGRAD, FORM_PACKED, 4);
 }
 
 static std::string read_file(const char *path) {

@@ -256,6 +256,56 @@ CASE(packed_codes_train_as_their_values_do) {
     for (int f = 0; f < ARRAY_LEN(gemms); f++) run_close(&runs[f]);
 }
 
+/* The gradients of one micro-step over 4 x 512 tokens, packed, on a device that says it has FP4
+   units and so many multiprocessors. Caller frees. */
+static float *packed_gradients(int multiprocessors, int64_t *count) {
+    char *args[] = {"test/fixtures/model_llama.json", "precision.recipe=nvfp4",
+                    "precision.keep_bf16.last=0", "batch.micro=4", "batch.seq_len=512"};
+    static int32_t tokens[4 * 512];
+    Config c;
+    Model m;
+    config_parse(&c, ARRAY_LEN(args), args);
+    Device *d = device_cpu_open(0);
+    d->native_fp4 = 1;
+    d->num_threads = multiprocessors;
+    model_declare(&m, &c);
+    m.engine.fp4 = FP4_LIBRARY;
+    model_place(&m, &c, d, &ops_cpu, 1);
+    model_init(&m, 7);
+    model_prepare_weights(&m);
+    model_zero_gradients(&m);
+    for (int i = 0; i < ARRAY_LEN(tokens); i++) tokens[i] = i * 7919 % c.model.vocab;
+    m.engine.state->token_base = 4096;
+    model_forward_backward(&m, tokens, tokens, 4, 512, 1.0f / ARRAY_LEN(tokens));
+    *count = m.params.num_elements;
+    float *gradients = xmalloc((size_t)*count * sizeof(float));
+    memcpy(gradients, m.params.grad.data, (size_t)*count * sizeof(float));
+    model_free(&m);
+    d->close(d);
+    config_free(&c);
+    return gradients;
+}
+
+/* Slices of the tokens hold the codes and scales of the whole: the same products in another order
+   of sums. */
+CASE(sliced_weight_gradients_are_those_of_the_whole) {
+    Device d = {.native_fp4 = 1, .num_threads = 148};
+    EXPECT_EQ_I64(gemm_slices(&d, 768, 768, 65536), 4, "36 tiles, 148 multiprocessors");
+    EXPECT_EQ_I64(gemm_slices(&d, 2304, 768, 65536), 1, "108 tiles");
+    EXPECT_EQ_I64(gemm_slices(&d, 128, 128, 65536), 8, "at most 8");
+    EXPECT_EQ_I64(gemm_slices(&d, 128, 128, 2048 + 128), 1, "not of whole tiles");
+    EXPECT_EQ_I64(gemm_slices(&d, 128, 128, 2048), 2, "of at least 1024");
+    d.native_fp4 = 0;
+    EXPECT_EQ_I64(gemm_slices(&d, 768, 768, 65536), 1, "no FP4 units");
+    int64_t count;
+    float *whole = packed_gradients(1, &count), *sliced = packed_gradients(148, &count);
+    EXPECT(memcmp(whole, sliced, (size_t)count * sizeof(float)) != 0, "nothing was sliced");
+    double error = relative_error(sliced, whole, count);
+    EXPECT(error <= 1e-5, "gradients differ by %.2e", error);
+    free(whole);
+    free(sliced);
+}
+
 CASE(first_step_reaches_every_parameter) {
     char *nvfp4[] = {"precision.recipe=nvfp4", "precision.keep_bf16.last=0"};
     Run r;

@@ -41,14 +41,20 @@ static void print_algorithm(cublasLtHandle_t cublaslt, const GemmPlan *p) {
 }
 
 /* 1 when cuBLASLt has an algorithm. */
-static int ask(cublasLtHandle_t cublaslt, LinearShape l, GemmKind kind, int64_t tokens) {
+static int ask(cublasLtHandle_t cublaslt, int multiprocessors, LinearShape l, GemmKind kind,
+               int64_t tokens) {
     LinearGemm g = linear_gemm(l, kind, FORM_PACKED, tokens);
+    Device device = {};
+    device.native_fp4 = 1;
+    device.num_threads = multiprocessors;
+    if (kind == GEMM_WGRAD)
+        g.a.slices = g.b.slices = gemm_slices(&device, g.a.rows, g.b.rows, g.a.k);
     GemmPlan p = {};
     gemm_plan_describe(&p, gemm_plan_key(g.d, &g.a, &g.b, g.epilogue));
     gemm_plan_point(&p, &g.a, &g.b, g.epilogue.bias);
     cublasStatus_t status = gemm_plan_choose(&p, cublaslt, WORKSPACE_BYTES);
-    printf("%-11s %-8s %s %6lld %6lld %6lld  %-9s ", l.model, l.name, kind_names[kind],
-           (long long)p.key.m, (long long)p.key.n, (long long)p.key.k,
+    printf("%-11s %-8s %s %6lld %6lld %6lld %6d  %-9s ", l.model, l.name, kind_names[kind],
+           (long long)p.key.m, (long long)p.key.n, (long long)p.key.k, p.key.slices,
            p.key.d_type == CUDA_R_32F ? "f32"
            : p.key.has_bias           ? "bf16+bias"
                                       : "bf16");
@@ -65,14 +71,14 @@ int main(void) {
     CUBLAS_CHECK(cublasLtCreate(&cublaslt));
     printf("compute capability %d.%d, %d multiprocessors, cuBLASLt %zu\n", gpu.major, gpu.minor,
            gpu.multiProcessorCount, cublasLtGetVersion());
-    printf("%-11s %-8s %-5s %6s %6s %6s  %-9s %-9s %9s %5s %6s %8s %9s %10s %6s\n", "model",
-           "linear", "GEMM", "M", "N", "K", "d", "answer", "algorithm", "tile", "stages", "split K",
+    printf("%-11s %-8s %-5s %6s %6s %6s %6s  %-9s %-9s %9s %5s %6s %8s %9s %10s %6s\n", "model",
+           "linear", "GEMM", "M", "N", "K", "slices", "d", "answer", "algorithm", "tile", "stages", "split K",
            "reduction", "workspace", "waves");
     int accepted = 0, asked = 0;
     for (int64_t tokens : token_counts)
         for (const LinearShape &l : linears)
             for (int kind = 0; kind < NUM_GEMMS; kind++, asked++)
-                accepted += ask(cublaslt, l, (GemmKind)kind, tokens);
+                accepted += ask(cublaslt, gpu.multiProcessorCount, l, (GemmKind)kind, tokens);
     printf("%d of %d accepted\n", accepted, asked);
     CUBLAS_CHECK(cublasLtDestroy(cublaslt));
     return accepted == asked ? 0 : 1;

@@ -8,11 +8,30 @@ does not depend on the number of threads.
 #include "row_io.h"
 #include "scratch_cpu.h"
 
-enum { PANEL = 64 };   // rows of d in one product
+enum {
+    PANEL = 64,         // rows of d in one product
+    FP4_TILE = 128,     // of d, that a multiprocessor works on; also what slices of k come in
+    MAX_SLICES = 8,
+    MIN_SLICE = 1024,   // shorter ones would gain less than their sum costs
+};
+
+int gemm_slices(const Device *dev, int64_t m, int64_t n, int64_t k) {
+    if (!dev->native_fp4) return 1;
+    int64_t tiles = ceil_div(m, FP4_TILE) * ceil_div(n, FP4_TILE);
+    int slices = 1;
+    while (slices < MAX_SLICES && 2 * slices * tiles <= dev->num_threads &&
+           k % (2 * slices * FP4_TILE) == 0 && k / (2 * slices) >= MIN_SLICE)
+        slices *= 2;
+    return slices;
+}
 
 void gemm_check(Tensor d, const QOperand *a, const QOperand *b, GemmEpilogue epilogue) {
     CHECK(a->form == b->form, "gemm operands have forms %d and %d", (int)a->form, (int)b->form);
     CHECK(a->k == b->k, "gemm contraction: a has k %lld, b %lld", (long long)a->k, (long long)b->k);
+    int slices = quantize_num_slices(a);
+    CHECK(slices == quantize_num_slices(b), "gemm: a has %d slices, b %d", slices,
+          quantize_num_slices(b));
+    CHECK(slices == 1 || epilogue.accumulate, "gemm: %d slices, not accumulating", slices);
     if (a->form == FORM_VALUES) {
         CHECK(a->dtype == b->dtype && (a->dtype == DT_BF16 || a->dtype == DT_F32),
               "gemm operands are %s and %s; both must be bf16, or both f32",
@@ -118,8 +137,9 @@ const char *gemm_error_cpu(Device *dev, Tensor d, const QOperand *a, const QOper
     return NULL;
 }
 
-void gemm_cpu(Device *dev, Tensor d, const QOperand *a, const QOperand *b, GemmEpilogue epilogue) {
-    gemm_check(d, a, b, epilogue);
+/* The product of operands in one piece. */
+static void multiply(Device *dev, Tensor d, const QOperand *a, const QOperand *b,
+                     GemmEpilogue epilogue) {
     int64_t M = a->rows, N = b->rows, K = a->k;
     int b_in_place = b->form == FORM_VALUES && b->dtype == DT_F32;
     int64_t b_count = b_in_place ? 0 : N * K;
@@ -145,5 +165,15 @@ void gemm_cpu(Device *dev, Tensor d, const QOperand *a, const QOperand *b, GemmE
         shape.beta = beta;
         sgemm_one_thread(shape, a_values.data, b_values.data, sums);
         finish_panel(d, row, rows, sums, epilogue.bias);
+    }
+}
+
+void gemm_cpu(Device *dev, Tensor d, const QOperand *a, const QOperand *b, GemmEpilogue epilogue) {
+    gemm_check(d, a, b, epilogue);
+    int slices = quantize_num_slices(a);
+    if (slices == 1) multiply(dev, d, a, b, epilogue);
+    for (int i = 0; slices > 1 && i < slices; i++) {
+        QOperand a_slice = quantize_slice(a, i), b_slice = quantize_slice(b, i);
+        multiply(dev, d, &a_slice, &b_slice, epilogue);
     }
 }

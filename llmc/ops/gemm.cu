@@ -51,6 +51,12 @@ static GemmPlan *plan_slot(Device *dev, GemmKey key) {
     return &plans->slots[at];
 }
 
+/* Of the partial sums of slices, which take the end of the workspace. */
+static size_t partial_bytes(const GemmKey *key) {
+    int64_t count = key->slices == 1 ? 0 : key->slices * key->m * key->n;
+    return (size_t)round_up(count * (int64_t)sizeof(float), 256);
+}
+
 /* The plan of this product, made at its first use, with this product's pointers. What the library
    said of it is in status. */
 static GemmPlan *prepare_plan(Device *dev, Tensor d, const QOperand *a, const QOperand *b,
@@ -63,6 +69,9 @@ static GemmPlan *prepare_plan(Device *dev, Tensor d, const QOperand *a, const QO
     if (is_new) {
         size_t workspace_bytes;
         device_cuda_workspace(dev, &workspace_bytes);
+        CHECK(partial_bytes(&key) <= workspace_bytes / 2, "gemm: %d slices of %lld x %lld",
+              key.slices, (long long)key.m, (long long)key.n);
+        workspace_bytes -= partial_bytes(&key);
         p->status = gemm_plan_choose(p, device_cuda_cublaslt(dev), workspace_bytes);
     }
     return p;
@@ -94,6 +103,24 @@ static const float *prepare_alpha(Device *dev, const QOperand *a, const QOperand
     return &scalars->alpha;
 }
 
+/* d += the slices' products, in order. bytes 4 (slices + 2) an element; limiter: memory. */
+__global__ static void add_partials_kernel(float *d, const float *partials, int64_t count,
+                                           int slices) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= count) return;
+    float sum = d[i];
+    for (int s = 0; s < slices; s++) sum += partials[s * count + i];
+    d[i] = sum;
+}
+
+static void add_partials(Device *dev, Tensor d, const float *partials, int slices) {
+    int64_t count = tensor_count(d);
+    const int threads = 256;
+    add_partials_kernel<<<(unsigned)ceil_div(count, threads), threads, 0,
+                          device_cuda_stream(dev)>>>((float *)d.data, partials, count, slices);
+    CUDA_CHECK_LAUNCH();
+}
+
 void gemm_cuda(Device *dev, Tensor d, const QOperand *a, const QOperand *b, GemmEpilogue epilogue) {
     CHECK(a->form == FORM_VALUES || dev->native_fp4,
           "gemm: packed operands, and %s has no FP4 tensor cores", dev->name);
@@ -101,11 +128,14 @@ void gemm_cuda(Device *dev, Tensor d, const QOperand *a, const QOperand *b, Gemm
     gemm_plan_check(p->status, &p->key, "cublasLtMatmulAlgoGetHeuristic");
     const float *alpha = prepare_alpha(dev, a, b);
     DeviceScalars *scalars = device_cuda_scalars(dev);
-    const float *beta = epilogue.accumulate ? &scalars->one : &scalars->zero;
+    const float *beta = p->key.accumulate ? &scalars->one : &scalars->zero;
     size_t workspace_bytes;
-    void *workspace = device_cuda_workspace(dev, &workspace_bytes);
-    cublasStatus_t status = cublasLtMatmul(
-        device_cuda_cublaslt(dev), p->desc, alpha, b->data, p->b, a->data, p->a, beta, d.data, p->d,
-        d.data, p->d, &p->algo, workspace, p->workspace_bytes, device_cuda_stream(dev));
+    char *workspace = (char *)device_cuda_workspace(dev, &workspace_bytes);
+    void *out = d.data;
+    if (p->key.slices > 1) out = workspace + workspace_bytes - partial_bytes(&p->key);
+    cublasStatus_t status = cublasLtMatmul(device_cuda_cublaslt(dev), p->desc, alpha, b->data, p->b,
+                                           a->data, p->a, beta, out, p->d, out, p->d, &p->algo,
+                                           workspace, p->workspace_bytes, device_cuda_stream(dev));
     gemm_plan_check(status, &p->key, "cublasLtMatmul");
+    if (p->key.slices > 1) add_partials(dev, d, (const float *)out, p->key.slices);
 }

@@ -7,7 +7,8 @@ gemm -- every matrix product of a linear layer and of the output head.
             NVFP4 (GPUs with FP4 tensor cores only; K a multiple of 32; bias into bf16 d only).
             d bf16 or f32; bias as d; accumulation into f32 d only
   numerics  f32 accumulation; bias added in f32, then one rounding; no split of K without a
-            fixed-order f32 reduction
+            fixed-order f32 reduction. Sliced operands (accumulation into f32 only): the slices'
+            products, each with alpha, are added to d in order
   errors    aborts on a shape, dtype or form mismatch (gemm_check); library errors: EXIT_DEVICE with
             shapes and text
   scratch   CPU: f32 copies of the operands, see OpLimits
@@ -27,6 +28,9 @@ typedef struct {
     int accumulate;    // 1: add to d
 } GemmEpilogue;
 
+/* Parts to cut the contraction of packed operands into, so that a product of few tiles and a long k
+   keeps all multiprocessors busy; 1 where that does not help, and on devices without FP4 units. */
+int gemm_slices(const Device *dev, int64_t m, int64_t n, int64_t k);
 void gemm_check(Tensor d, const QOperand *a, const QOperand *b, GemmEpilogue epilogue);
 /* NULL, or why the library has no such product, in its words. Computes nothing. */
 const char *gemm_error_cpu (Device *dev, Tensor d, const QOperand *a, const QOperand *b,

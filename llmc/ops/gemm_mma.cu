@@ -36,6 +36,7 @@ template <class Out> static void launch(Device *dev, const MmaGemm &g) {
 void gemm_mma_cuda(Device *dev, Tensor d, const QOperand *a, const QOperand *b,
                    GemmEpilogue epilogue) {
     gemm_check(d, a, b, epilogue);
+    CHECK(quantize_num_slices(a) == 1, "gemm_mma: the operands are sliced");
     CHECK(a->k > 0 && a->k % 32 == 0, "gemm_mma: k is %lld, not a multiple of 32", (long long)a->k);
     MmaGemm g;
     g.a = packed_side("a", a);

@@ -19,12 +19,14 @@ void gemm_plan_check(cublasStatus_t status, const GemmKey *key, const char *call
     if (status == CUBLAS_STATUS_SUCCESS) return;
     die(EXIT_DEVICE,
         "%s failed: %s; product of a (%lld,%lld) in %s, k %s, and b (%lld,%lld) in %s, k %s, into "
-        "%s%s%s, pointers aligned to %d, %d, %d bytes; CUBLASLT_LOG_LEVEL=5 shows them all",
+        "%s%s%s, %d slices, pointers aligned to %d, %d, %d bytes; CUBLASLT_LOG_LEVEL=5 shows them "
+        "all",
         call, cublasLtGetStatusString(status), (long long)key->m, (long long)key->k,
         type_name(key->a_type), key->a_k_contiguous ? "contiguous" : "strided", (long long)key->n,
         (long long)key->k, type_name(key->b_type), key->b_k_contiguous ? "contiguous" : "strided",
         type_name(key->d_type), key->has_bias ? " with bias" : "",
-        key->accumulate ? ", accumulating" : "", key->a_align, key->b_align, key->d_align);
+        key->accumulate ? ", accumulating" : "", key->slices, key->a_align, key->b_align,
+        key->d_align);
 }
 #define GEMM_CHECK(key, call) gemm_plan_check((call), (key), #call)
 
@@ -59,7 +61,7 @@ static void check_packed(const char *matrix, const QOperand *q) {
     CHECK(q->k_contiguous && q->amax && q->scales && (uintptr_t)q->scales % 16 == 0,
           "gemm: packed operand %s is strided, or lacks its scales at a multiple of 16 bytes",
           matrix);
-    check_rows_aligned(matrix, q->k, 32);
+    check_rows_aligned(matrix, q->k / quantize_num_slices(q), 32);
 }
 
 static void check_operand(const char *matrix, const QOperand *q) {
@@ -82,14 +84,15 @@ GemmKey gemm_plan_key(Tensor d, const QOperand *a, const QOperand *b, GemmEpilog
     memset(&key, 0, sizeof(key));
     key.m = a->rows;
     key.n = b->rows;
-    key.k = a->k;
+    key.slices = quantize_num_slices(a);
+    key.k = a->k / key.slices;
     key.a_type = packed ? CUDA_R_4F_E2M1 : cuda_type(a->dtype);
     key.b_type = packed ? CUDA_R_4F_E2M1 : cuda_type(b->dtype);
     key.d_type = cuda_type(d.dtype);
     key.a_k_contiguous = a->k_contiguous;
     key.b_k_contiguous = b->k_contiguous;
     key.has_bias = !tensor_empty(epilogue.bias);
-    key.accumulate = epilogue.accumulate;
+    key.accumulate = epilogue.accumulate && key.slices == 1;
     key.a_align = pointer_align(a->data);
     key.b_align = pointer_align(b->data);
     key.d_align = pointer_align(d.data);
@@ -132,6 +135,14 @@ static void describe_operand(GemmPlan *p, cublasLtMatrixLayout_t *layout, int32_
                              int64_t rows, int64_t cols) {
     GEMM_CHECK(&p->key, cublasLtMatrixLayoutCreate(layout, (cudaDataType_t)type, (uint64_t)rows,
                                                    (uint64_t)cols, rows));
+    int32_t count = p->key.slices;
+    int64_t stride = rows * cols;
+    if (count == 1) return;
+    GEMM_CHECK(&p->key, cublasLtMatrixLayoutSetAttribute(
+                            *layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof(count)));
+    GEMM_CHECK(&p->key,
+               cublasLtMatrixLayoutSetAttribute(
+                   *layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof(stride)));
 }
 
 void gemm_plan_describe(GemmPlan *p, GemmKey key) {

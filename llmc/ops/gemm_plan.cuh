@@ -11,9 +11,9 @@
 //
 // Packed NVFP4 operands are CUDA_R_4F_E2M1, k contiguous: the one arrangement (transposed, as it
 // is) that cuBLASLt has for them, with leading dimension K in elements. One E4M3 scale for 16 of k,
-// in the 128 x 4 tiles of quantize_scale_offset, which are cuBLASLt's VEC16_UE4M3. Their product
-// runs over all of K at once: a part of K is no operand of its own, because a row of scale tiles is
-// as long as K, and cuBLASLt takes that length from the product's K (dev/LOG.md).
+// in the 128 x 4 tiles of quantize_scale_offset, which are cuBLASLt's VEC16_UE4M3. Slices of K are a
+// strided batch, codes and scales of each slice behind those of the one before, into partial sums
+// that gemm.cu adds to d in order.
 #pragma once
 #include <cublasLt.h>
 
@@ -21,11 +21,12 @@
 
 // What an algorithm is chosen for. Every byte counts in a comparison, so there is no padding.
 typedef struct {
-    int64_t m, n, k;
+    int64_t m, n, k;                  // k of one slice
     int32_t a_type, b_type, d_type;   // cudaDataType_t; CUDA_R_4F_E2M1 says FORM_PACKED
     int32_t a_k_contiguous, b_k_contiguous;
-    int32_t has_bias, accumulate;
+    int32_t has_bias, accumulate, slices;
     int32_t a_align, b_align, d_align;   // of the pointers, bytes
+    int32_t unused;                      // zero: no hole for a comparison to meet
 } GemmKey;
 
 typedef struct {

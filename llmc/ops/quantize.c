@@ -39,6 +39,35 @@ int64_t quantize_scale_offset(int64_t r, int64_t c, int64_t padded_cols) {
     return tile * 512 + r % 32 * 16 + r % 128 / 32 * 4 + c % 4;
 }
 
+int quantize_num_slices(const QOperand *q) { return q->slices > 1 ? q->slices : 1; }
+
+QOperand quantize_slice(const QOperand *q, int i) {
+    int count = quantize_num_slices(q);
+    CHECK(q->form == FORM_PACKED && i < count && q->k % count == 0,
+          "slice %d of %d, of k %lld in form %d", i, count, (long long)q->k, (int)q->form);
+    QOperand slice = *q;
+    slice.k = q->k / count;
+    slice.slices = 1;
+    slice.data = (uint8_t *)q->data + (size_t)i * quantize_packed_bytes(q->rows, slice.k);
+    slice.scales = q->scales + (size_t)i * quantize_scales_bytes(q->rows, slice.k);
+    return slice;
+}
+
+QOperand quantize_rows(const QOperand *q, int64_t first, int64_t count) {
+    CHECK(q->k_contiguous && first + count <= q->rows, "rows %lld to %lld of an operand of %lld",
+          (long long)first, (long long)(first + count), (long long)q->rows);
+    QOperand part = *q;
+    part.rows = count;
+    if (q->form == FORM_VALUES) {
+        part.data = (char *)q->data + dtype_bytes(q->dtype, first * q->k);
+        return part;
+    }
+    CHECK(first % 128 == 0, "packed rows from %lld on", (long long)first);
+    part.data = (uint8_t *)q->data + quantize_packed_bytes(first, q->k);
+    part.scales = q->scales + quantize_scales_bytes(first, q->k);
+    return part;
+}
+
 float operand_alpha_mult(const QOperand *a, const QOperand *b) {
     // 6 * top of each side is a small integer, so it comes back exactly from its reciprocal.
     float a_div = a->amax ? rintf(1.0f / a->dequant_mult) : 1.0f;
@@ -85,6 +114,7 @@ static void check_operand(const QOperand *o, const Quantizer *q, int token, Tens
     CHECK(o->dequant_mult == 1.0f / (E2M1_MAX * (float)q->how.top_scale),
           "%s: dequant_mult %g does not fit top %d", what, o->dequant_mult, q->how.top_scale);
     if (o->form == FORM_PACKED) {
+        CHECK(quantize_num_slices(o) == 1, "%s: made slice by slice", what);
         CHECK(o->scales && o->k_contiguous, "%s: packed, without scales or not k-contiguous", what);
     } else {
         CHECK(o->dtype == DT_BF16, "%s: values in %s", what, dtype_info[o->dtype].name);

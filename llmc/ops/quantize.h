@@ -65,14 +65,19 @@ typedef struct {
     float dequant_mult;  // 1 / (6 * top): the tensor's decode scale is *amax * dequant_mult
     int64_t rows, k;     // logical shape; k runs along the contraction
     int k_contiguous;
+    // PACKED: k is cut into so many equal parts, each an operand (rows, k / slices) of its own,
+    // codes and scales one part after the other; 0 is 1
+    int slices;
 } QOperand;
 
 /* How to make one operand: a recipe's cell and where its random bits come from. */
 typedef struct {
     Operand how;
     int token_operand;         // 0: row operand, 1: token operand
-    // x's row r is token state->token_base + r of the step's batch; else draws count rows from 0
+    // x's row r is token state->token_base + first_row + r of the step's batch; else draws count
+    // rows from 0
     int rows_are_tokens;
+    int64_t first_row;
     uint32_t tag;              // rng_quantize_tag(linear, gemm, operand, 0)
     uint64_t seed;
     const StepState *state;    // device memory
@@ -80,6 +85,12 @@ typedef struct {
 
 /* An operand that is the tensor itself: contraction along columns (k_contiguous) or along rows. */
 QOperand operand_from_tensor(Tensor x, FormatId format, int k_contiguous);
+int quantize_num_slices(const QOperand *q);
+/* Part i of a packed operand's contraction. */
+QOperand quantize_slice(const QOperand *q, int i);
+/* Rows [first, first + count) of an operand in x's layout; of a packed one whole tiles of 128, or
+   all. */
+QOperand quantize_rows(const QOperand *q, int64_t first, int64_t count);
 /* Elements of each form: bytes to reserve for an operand of a tensor (R,C). */
 size_t quantize_packed_bytes(int64_t rows, int64_t k);
 size_t quantize_scales_bytes(int64_t rows, int64_t k);

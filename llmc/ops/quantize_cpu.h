@@ -29,7 +29,7 @@ static inline int quantize_num_subdraws(int bits) { return bits == 24 ? 4 : bits
    */
 static inline uint64_t quantize_group(const Quantizer *q, int64_t cols, int64_t row,
                                       int64_t block) {
-    int64_t base = q->rows_are_tokens ? q->state->token_base : 0;
+    int64_t base = q->rows_are_tokens ? q->state->token_base + q->first_row : 0;
     if (q->token_operand) return (uint64_t)((base / 16 + block) * cols + row);
     return (uint64_t)((base + row) * (cols / 16) + block);
 }
