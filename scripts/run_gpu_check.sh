@@ -4,13 +4,14 @@
 # usage: scripts/run_gpu_check.sh DATA OUT [STAGE ...]
 #   DATA   folder that data/prepare_text.py wrote with the GPT-2 tokenizer
 #   OUT    folder for logs and runs
-#   STAGE  build test memcheck short parity train ranks (default: all but ranks: it needs two GPUs)
+#   STAGE  build test selftest mma memcheck short parity train ranks (default: all but ranks, which
+#          needs two GPUs)
 set -uo pipefail
 [ $# -ge 2 ] || { sed -n 's/^# usage: /usage: /p' "$0" >&2; exit 2; }
 data=$1 out=$2
 shift 2
 stages=("$@")
-[ $# -gt 0 ] || stages=(build test memcheck short parity train)
+[ $# -gt 0 ] || stages=(build test selftest mma memcheck short parity train)
 mkdir -p "$out"
 summary=$out/summary.txt
 program=./train_gpt_nvfp4
@@ -39,6 +40,36 @@ train() {   # NAME CONFIG KEY=VALUE...
 stage_build() { step build 2 make cuda -j"$(nproc)"; }
 
 stage_test() { step test_cuda 30 make -s -k test-cuda -j"$(nproc)"; }
+
+stage_selftest() {
+    step selftest 1 "$program" selftest model.preset=gpt2-124m precision.recipe=nvfp4 batch.micro=16
+    step plan 30 "$program" plan model.preset=gpt2-124m precision.recipe=nvfp4 batch.micro=64
+}
+
+# The losses of two runs, step by step: the largest difference is at most LIMIT.
+losses_agree() {   # RUN RUN LIMIT
+    python3 - "$@" << 'PYTHON'
+import json, sys
+losses = []
+for run in sys.argv[1:3]:
+    lines = [json.loads(line) for line in open(run + "/metrics.jsonl")]
+    losses.append([line["train_loss"] for line in lines if "train_loss" in line])
+worst = max(abs(a - b) for a, b in zip(*losses, strict=True))
+print(f"{len(losses[0])} steps, largest loss difference {worst:.2e}, limit {sys.argv[3]}")
+sys.exit(worst > float(sys.argv[3]))
+PYTHON
+}
+
+# 20 steps through the own NVFP4 GEMM (in software before sm_120) and by emulation; its races.
+stage_mma() {
+    local keys=(model.preset=s1-7m model.vocab=50257 batch.micro=16 batch.total_tokens=32768
+        train.steps=20 sched.warmup_steps=5 eval.every=0 precision.keep_bf16.last=0)
+    train mma_emulated s2_30m_nvfp4 "${keys[@]}"
+    train mma_own s2_30m_nvfp4 "${keys[@]}" precision.gemm=mma
+    step mma_losses 1 losses_agree "$out/runs/mma_emulated" "$out/runs/mma_own" 1e-3
+    step mma_racecheck 2 compute-sanitizer --tool racecheck --error-exitcode 9 \
+        build/cuda/test/test_gemm_mma_cuda odd_shapes
+}
 
 # Each op once; the long sweeps of the tests would take hours under the sanitizer.
 stage_memcheck() {
