@@ -139,7 +139,7 @@ cpu: $(BUILD)/cpu/$(PROGRAM)   ## the program without CUDA, whatever this machin
 
 ifneq ($(NVCC),)
 cuda: $(BUILD)/cuda/$(PROGRAM)   ## the program with CUDA; SM="80 90a 100a 103a 120f" picks GPUs
-	@echo '$(CUDA_BUILD)'
+	@printf '%s: %s\n' '$(CUDA_BUILD)' "$$(wc -c < $< | awk '{ printf "%.1f MB", $$1 / 1e6 }')"
 	@ln -sfn $< $(PROGRAM)
 else
 cuda:
