@@ -1,4 +1,5 @@
-/* gemm_rates -- operands at random, a few products, a clock; see gemm_rates.h. */
+/* gemm_rates -- operands at random, a few products, a clock; see gemm_rates.h. Operands are laid
+   out and aligned as a model's are: an algorithm is chosen for that, too. */
 #include "gemm_rates.h"
 
 #include <stdlib.h>
@@ -10,11 +11,13 @@
 
 enum { PATTERN_BYTES = 1 << 20, WARM_UP = 2, MIN_MS = 5, MAX_REPEATS = 256 };
 
-/* One product of a linear: d (m,n) over k, in one of the forms that operands have. */
+/* One product of a linear: d (m,n) over k, in one of the forms that operands have. Every byte
+   counts in a comparison. */
 typedef struct {
     GemmKind kind;
     OperandForm form;
     int64_t m, n, k;
+    int32_t has_bias, slices;
 } Product;
 
 typedef struct {
@@ -64,6 +67,7 @@ static QOperand new_operand(Device *d, const Product *p, Side side, const void *
     q.rows = side == SIDE_A ? p->m : p->n;
     q.k = p->k;
     q.k_contiguous = p->form == FORM_PACKED || !strided;
+    q.slices = p->slices;
     q.dequant_mult = 1.0f;
     q.data = new_data(d, pattern, linear_operand_bytes(p->form, q.rows, q.k));
     if (!q.data || p->form != FORM_PACKED) return q;
@@ -81,9 +85,11 @@ static void free_operand(Device *d, QOperand *q) {
 
 // --- clock ---
 
-static double rate_of(Engine *e, const Product *p, Tensor d, const QOperand *a, const QOperand *b) {
-    GemmEpilogue epilogue = {{0}, p->kind == GEMM_WGRAD};
+/* By the algorithm that training will use, which is chosen here. */
+static double rate_of(Engine *e, Tensor d, const QOperand *a, const QOperand *b,
+                      GemmEpilogue epilogue) {
     if (e->ops->gemm_error(e->device, d, a, b, epilogue)) return 0;
+    if (!linear_uses_own_kernel(e, a)) e->ops->gemm_tune(e->device, d, a, b, epilogue);
     for (int i = 0; i < WARM_UP; i++) linear_multiply(e, d, a, b, epilogue);
     double elapsed = 0;
     int repeats = 4;
@@ -94,7 +100,7 @@ static double rate_of(Engine *e, const Product *p, Tensor d, const QOperand *a, 
         e->device->synchronize(e->device);
         elapsed = now_ms() - started;
     }
-    double flops = 2.0 * (double)p->m * (double)p->n * (double)p->k;
+    double flops = 2.0 * (double)a->rows * (double)b->rows * (double)a->k;
     return elapsed > 0 ? flops * (repeats / 4) / (elapsed * 1e-3) : 0;
 }
 
@@ -103,9 +109,13 @@ static double measure(Engine *e, const Product *p, const void *pattern) {
     DType out = p->kind == GEMM_WGRAD ? DT_F32 : DT_BF16;
     QOperand a = new_operand(dev, p, SIDE_A, pattern), b = new_operand(dev, p, SIDE_B, pattern);
     void *data = new_data(dev, pattern, dtype_bytes(out, p->m * p->n));
-    int fits = a.data && b.data && data;
-    double rate = fits ? rate_of(e, p, tensor_view(data, out, p->m, p->n), &a, &b) : 0;
+    void *bias = p->has_bias ? new_data(dev, pattern, dtype_bytes(DT_BF16, p->n)) : NULL;
+    GemmEpilogue epilogue = {{0}, p->kind == GEMM_WGRAD};
+    if (bias) epilogue.bias = tensor_view(bias, DT_BF16, 1, p->n);
+    int fits = a.data && b.data && data && (bias || !p->has_bias);
+    double rate = fits ? rate_of(e, tensor_view(data, out, p->m, p->n), &a, &b, epilogue) : 0;
     dev->synchronize(dev);
+    if (bias) dev->free(dev, bias);
     if (data) dev->free(dev, data);
     free_operand(dev, &a);
     free_operand(dev, &b);
@@ -123,6 +133,74 @@ static double measured_rate(Engine *e, Product p, MeasuredList *list, const void
     return new_item->rate;
 }
 
+/* GEMM g of a linear over `tokens`, of decoded values or of what the plan says. */
+static Product linear_product(const Engine *e, const Linear *l, GemmKind g, OperandForm form,
+                              int64_t tokens) {
+    const int64_t sizes[NUM_GEMMS][3] = {   // m, n, k
+        {tokens, l->out, l->in}, {tokens, l->in, l->out}, {l->out, l->in, tokens}};
+    Product p;
+    memset(&p, 0, sizeof(p));
+    p.kind = g;
+    p.form = form;
+    p.m = sizes[g][0];
+    p.n = sizes[g][1];
+    p.k = sizes[g][2];
+    p.has_bias = g == GEMM_FPROP && l->bias >= 0;
+    p.slices = 1;
+    if (form == FORM_PACKED && g == GEMM_WGRAD) p.slices = linear_wgrad_slices(e, l, tokens);
+    return p;
+}
+
+// --- the head ---
+
+/* Tensors of the head for one micro-batch, as model.h has them: x and dx (tokens, C), logits (rows
+   of a chunk, vocabulary), weight and its gradient (vocabulary, C). */
+enum { HEAD_X, HEAD_DX, HEAD_LOGITS, HEAD_WEIGHT, HEAD_GRAD, NUM_HEAD_TENSORS };
+
+/* The three products of each chunk, which differ where the last one is shorter, or where a chunk's
+   first row is less aligned than the tensor. */
+static void tune_chunks(Engine *e, const Tensor *t) {
+    GemmEpilogue overwrite = {{0}, 0}, accumulate = {{0}, 1};
+    QOperand w = operand_from_tensor(t[HEAD_WEIGHT], FORMAT_BF16, 1);
+    QOperand w_transposed = operand_from_tensor(t[HEAD_WEIGHT], FORMAT_BF16, 0);
+    for (int64_t begin = 0; begin < t[HEAD_X].rows; begin += t[HEAD_LOGITS].rows) {
+        int64_t rows = min_i64(t[HEAD_LOGITS].rows, t[HEAD_X].rows - begin);
+        Tensor x = tensor_rows(t[HEAD_X], begin, rows), dx = tensor_rows(t[HEAD_DX], begin, rows);
+        Tensor logits = tensor_rows(t[HEAD_LOGITS], 0, rows);
+        QOperand row_x = operand_from_tensor(x, FORMAT_BF16, 1);
+        QOperand token_x = operand_from_tensor(x, FORMAT_BF16, 0);
+        QOperand row_dy = operand_from_tensor(logits, FORMAT_BF16, 1);
+        QOperand token_dy = operand_from_tensor(logits, FORMAT_BF16, 0);
+        e->ops->gemm_tune(e->device, logits, &row_x, &w, overwrite);
+        e->ops->gemm_tune(e->device, dx, &row_dy, &w_transposed, overwrite);
+        e->ops->gemm_tune(e->device, t[HEAD_GRAD], &token_dy, &token_x, accumulate);
+    }
+}
+
+static void tune_head(Model *m, int64_t tokens, const void *pattern) {
+    Device *dev = m->engine.device;
+    const Param *head = &m->params.params[m->head];
+    const Tensor shapes[NUM_HEAD_TENSORS] = {
+        [HEAD_X] = {NULL, DT_BF16, tokens, head->cols},
+        [HEAD_DX] = {NULL, DT_BF16, tokens, head->cols},
+        [HEAD_LOGITS] = {NULL, DT_BF16, min_i64(tokens, m->logits.rows), head->padded_rows},
+        [HEAD_WEIGHT] = {NULL, DT_BF16, head->padded_rows, head->cols},
+        [HEAD_GRAD] = {NULL, DT_F32, head->padded_rows, head->cols},
+    };
+    Tensor t[NUM_HEAD_TENSORS];
+    int fits = 1;
+    for (int i = 0; i < NUM_HEAD_TENSORS; i++) {
+        t[i] = shapes[i];
+        if (fits) t[i].data = new_data(dev, pattern, tensor_bytes(t[i]));
+        fits = fits && t[i].data;
+    }
+    if (fits) tune_chunks(&m->engine, t);
+    dev->synchronize(dev);
+    for (int i = 0; i < NUM_HEAD_TENSORS; i++) {
+        if (t[i].data) dev->free(dev, t[i].data);
+    }
+}
+
 GemmRate *gemm_rates_measure(Model *m, int64_t tokens) {
     Engine *e = &m->engine;
     if (e->device->kind == DEVICE_CPU) return NULL;
@@ -133,22 +211,18 @@ GemmRate *gemm_rates_measure(Model *m, int64_t tokens) {
     MeasuredList list = {NULL, 0};
     for (int id = 0; id < count; id++) {
         const Linear *l = model_linear(m, id);
-        const int64_t sizes[NUM_GEMMS][3] = {   // m, n, k
-            {tokens, l->out, l->in}, {tokens, l->in, l->out}, {l->out, l->in, tokens}};
-        for (int g = 0; g < NUM_GEMMS; g++) {
-            Product p;
-            memset(&p, 0, sizeof(p));
-            p.kind = (GemmKind)g;
-            p.m = sizes[g][0];
-            p.n = sizes[g][1];
-            p.k = sizes[g][2];
-            GemmRate *rate = &rates[id * NUM_GEMMS + g];
-            rate->bf16 = measured_rate(e, p, &list, pattern);
-            p.form = linear_gemm_form(e, l, p.kind);
-            int software = p.form == FORM_PACKED && !backend_is_native(e->fp4, e->device);
-            rate->planned = software ? 0 : measured_rate(e, p, &list, pattern);
+        for (int i = 0; i < NUM_GEMMS; i++) {
+            GemmKind g = (GemmKind)i;
+            GemmRate *rate = &rates[id * NUM_GEMMS + i];
+            OperandForm form = linear_gemm_form(e, l, g);
+            Product plain = linear_product(e, l, g, FORM_VALUES, tokens);
+            Product planned = linear_product(e, l, g, form, tokens);
+            int software = form == FORM_PACKED && !backend_is_native(e->fp4, e->device);
+            rate->bf16 = measured_rate(e, plain, &list, pattern);
+            rate->planned = software ? 0 : measured_rate(e, planned, &list, pattern);
         }
     }
+    tune_head(m, tokens, pattern);
     free(pattern);
     free(list.items);
     return rates;

@@ -1,7 +1,7 @@
 /*
 gemm_rates -- how fast the device at hand multiplies the shapes of a model's linears, with what the
-plan chose and in BF16. Measures before the model's memory is taken, on operands of its own; decides
-nothing and changes no number of a run.
+plan chose and in BF16; and, on the way, by which of the library's algorithms (ops->gemm_tune), for
+these and for the head. Measures before the model's memory is taken, on operands of its own.
 */
 #ifndef LLMC_GEMM_RATES_H
 #define LLMC_GEMM_RATES_H
@@ -19,7 +19,7 @@ typedef struct {
 } GemmRate;
 
 /* Of GEMM g of linear `id` at [id * NUM_GEMMS + g], over micro-batches of `tokens`. After
-   model_measure. NULL on a CPU, which measures nothing. Caller frees. */
+   model_measure, for training. NULL on a CPU, which measures nothing. Caller frees. */
 GemmRate *gemm_rates_measure(Model *m, int64_t tokens);
 
 #ifdef __cplusplus

@@ -109,7 +109,7 @@ static float *amax_slot(const Linear *l, GemmKind g, Side s) {
 }
 
 /* The library's kernels do not split k themselves; see gemm_slices. */
-static int wgrad_slices(const Engine *e, const Linear *l, int64_t tokens) {
+int linear_wgrad_slices(const Engine *e, const Linear *l, int64_t tokens) {
     return e->fp4 == FP4_LIBRARY ? gemm_slices(e->device, l->out, l->in, tokens) : 1;
 }
 
@@ -132,7 +132,8 @@ static QOperand quantized_operand(const Engine *e, const Linear *l, OperandReque
           "%s: operand of %lld x %lld does not fit its buffer", l->name, (long long)q.rows,
           (long long)q.k);
     if (q.form == FORM_PACKED) q.scales = linear_packed_scales(&q);
-    if (q.form == FORM_PACKED && request.gemm == GEMM_WGRAD) q.slices = wgrad_slices(e, l, q.k);
+    if (q.form == FORM_PACKED && request.gemm == GEMM_WGRAD)
+        q.slices = linear_wgrad_slices(e, l, q.k);
     if (formats[o->format].tensor_scale) {
         q.amax = amax_slot(l, request.gemm, request.side);
         q.dequant_mult = 1.0f / (formats[o->format].elem_max * (float)o->top_scale);
@@ -229,9 +230,13 @@ LinearGrad linear_output_grad(Engine *e, Linear *l, Tensor dy) {
 
 /* --- the three GEMMs --- */
 
+int linear_uses_own_kernel(const Engine *e, const QOperand *q) {
+    return q->form == FORM_PACKED && e->fp4 == FP4_MMA;
+}
+
 void linear_multiply(Engine *e, Tensor d, const QOperand *a, const QOperand *b,
                      GemmEpilogue epilogue) {
-    int own_kernel = a->form == FORM_PACKED && e->fp4 == FP4_MMA;
+    int own_kernel = linear_uses_own_kernel(e, a);
     (own_kernel ? e->ops->gemm_mma : e->ops->gemm)(e->device, d, a, b, epilogue);
 }
 

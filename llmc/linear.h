@@ -83,6 +83,10 @@ OperandForm linear_gemm_form(const Engine *e, const Linear *l, GemmKind g);
 size_t linear_operand_bytes(OperandForm form, int64_t rows, int64_t cols);
 /* Where the block scales of a packed operand lie in its buffer: behind the codes, aligned. */
 uint8_t *linear_packed_scales(const QOperand *q);
+/* Parts that the packed operands of its weight gradient are cut into; see gemm_slices. */
+int linear_wgrad_slices(const Engine *e, const Linear *l, int64_t tokens);
+/* 1 where ops->gemm_mma multiplies operands like this one, 0 where ops->gemm does. */
+int linear_uses_own_kernel(const Engine *e, const QOperand *q);
 /* The product by what the engine chose for operands of this form. */
 void linear_multiply(Engine *e, Tensor d, const QOperand *a, const QOperand *b,
                      GemmEpilogue epilogue);

@@ -66,6 +66,9 @@ typedef struct Ops {
     /* NULL, or what the library says of a product that it cannot do; nothing is computed. */
     const char *(*gemm_error)(Device *, Tensor d, const QOperand *a, const QOperand *b,
                               GemmEpilogue);
+    void (*gemm_tune)(Device *, Tensor d, const QOperand *a, const QOperand *b, GemmEpilogue);
+    char *(*gemm_choices_save)(Device *);
+    int (*gemm_choices_load)(Device *, const char *text);
     void (*gemm)(Device *, Tensor d, const QOperand *a, const QOperand *b, GemmEpilogue);
     void (*gemm_mma)(Device *, Tensor d, const QOperand *a, const QOperand *b, GemmEpilogue);
     void (*column_sum)(Device *, Tensor db, Tensor dout);

@@ -20,7 +20,7 @@ LAYERS = [
     (8, "main", [MAIN]),
     (9, "tests and tools", ["test/*", "dev/*"]),
     (0, "facts", ["llmc/common.*", "llmc/dtype.*", "llmc/rng.*", "llmc/outfile.*",
-                  "llmc/version.*"]),
+                  "llmc/cache.*", "llmc/version.*"]),
     (1, "the machine", ["llmc/device*", "llmc/tensor.*", "llmc/comm.*", "llmc/comm_*"]),
     (2, "precision as data", ["llmc/recipe*"]),
     (3, "ops", ["llmc/ops.h", "llmc/ops_*", "llmc/ops/*"]),
@@ -30,7 +30,7 @@ LAYERS = [
     (7, "training services", [f"llmc/{name}" for name in (
         "dataloader*", "tokenizer*", "optimizer*", "safetensors*", "checkpoint*",
         "metrics*", "eval*", "sampler*", "plan*", "train*", "guard*", "selftest*", "backend*",
-        "gemm_rates*", "resume*")]),
+        "gemm_rates*", "gemm_cache*", "resume*")]),
 ]
 
 C_SUFFIXES = {".c", ".h", ".cu", ".cuh", ".cpp"}

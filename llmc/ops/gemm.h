@@ -12,7 +12,8 @@ gemm -- every matrix product of a linear layer and of the output head.
   errors    aborts on a shape, dtype or form mismatch (gemm_check); library errors: EXIT_DEVICE with
             shapes and text
   scratch   CPU: f32 copies of the operands, see OpLimits
-  tests     test_ops_cpu.c, test_ops.cu gemm; test_gemm_descriptors.cu: what cuBLASLt is told
+  tests     test_ops_cpu.c, test_ops.cu gemm; test_gemm_descriptors.cu: what cuBLASLt is told;
+            test_gemm_tune_cuda.cu: which algorithm it uses
 */
 #ifndef LLMC_OPS_GEMM_H
 #define LLMC_OPS_GEMM_H
@@ -37,6 +38,20 @@ const char *gemm_error_cpu (Device *dev, Tensor d, const QOperand *a, const QOpe
                             GemmEpilogue epilogue);
 const char *gemm_error_cuda(Device *dev, Tensor d, const QOperand *a, const QOperand *b,
                             GemmEpilogue epilogue);
+/* Lets the fastest algorithm that the library offers compute products of this kind from now on, as
+   measured on these operands; d is destroyed. Does nothing for a kind whose algorithm is already
+   measured or loaded. The CPU has one algorithm. */
+void gemm_tune_cpu (Device *dev, Tensor d, const QOperand *a, const QOperand *b,
+                    GemmEpilogue epilogue);
+void gemm_tune_cuda(Device *dev, Tensor d, const QOperand *a, const QOperand *b,
+                    GemmEpilogue epilogue);
+/* The algorithms of all products so far as text (gemm_choices.h), "" on a CPU; caller frees. */
+char *gemm_choices_save_cpu (Device *dev);
+char *gemm_choices_save_cuda(Device *dev);
+/* Kinds of products that come up later get the text's algorithms; of several texts, the first one's
+   that has it. Returns how many it took: none of another device's or library's, or on a CPU. */
+int gemm_choices_load_cpu (Device *dev, const char *text);
+int gemm_choices_load_cuda(Device *dev, const char *text);
 void gemm_cpu (Device *dev, Tensor d, const QOperand *a, const QOperand *b, GemmEpilogue epilogue);
 void gemm_cuda(Device *dev, Tensor d, const QOperand *a, const QOperand *b, GemmEpilogue epilogue);
 

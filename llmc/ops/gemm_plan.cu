@@ -176,12 +176,13 @@ static void set_preference(const GemmKey *key, cublasLtMatmulPreference_t prefer
     GEMM_CHECK(key, cublasLtMatmulPreferenceSetAttribute(preference, which, value, bytes));
 }
 
-cublasStatus_t gemm_plan_choose(GemmPlan *p, cublasLtHandle_t cublaslt, size_t workspace_bytes) {
+cublasStatus_t gemm_plan_candidates(const GemmPlan *p, cublasLtHandle_t cublaslt,
+                                    size_t workspace_bytes, int most, GemmCandidates *out) {
     const GemmKey *key = &p->key;
     // Parts of a split K are added in f32 and in a fixed order, or K is not split.
     uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     uint32_t first = (uint32_t)key->b_align, second = (uint32_t)key->a_align;
-    uint32_t out = (uint32_t)key->d_align;
+    uint32_t d_align = (uint32_t)key->d_align;
     cublasLtMatmulPreference_t want;
     GEMM_CHECK(key, cublasLtMatmulPreferenceCreate(&want));
     set_preference(key, want, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace_bytes,
@@ -190,16 +191,45 @@ cublasStatus_t gemm_plan_choose(GemmPlan *p, cublasLtHandle_t cublaslt, size_t w
                    sizeof(reductions));
     set_preference(key, want, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &first, sizeof(first));
     set_preference(key, want, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &second, sizeof(second));
-    set_preference(key, want, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &out, sizeof(out));
-    set_preference(key, want, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &out, sizeof(out));
-    cublasLtMatmulHeuristicResult_t found;
-    int num_found = 0;
-    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(cublaslt, p->desc, p->b, p->a, p->d,
-                                                           p->d, want, 1, &found, &num_found);
+    set_preference(key, want, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &d_align,
+                   sizeof(d_align));
+    set_preference(key, want, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &d_align,
+                   sizeof(d_align));
+    out->count = 0;
+    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+        cublaslt, p->desc, p->b, p->a, p->d, p->d, want, most, out->items, &out->count);
     GEMM_CHECK(key, cublasLtMatmulPreferenceDestroy(want));
-    if (status == CUBLAS_STATUS_SUCCESS && num_found == 0) status = CUBLAS_STATUS_NOT_SUPPORTED;
-    if (status != CUBLAS_STATUS_SUCCESS) return status;
-    p->algo = found.algo;
-    p->workspace_bytes = found.workspaceSize;
+    if (status == CUBLAS_STATUS_SUCCESS && out->count == 0) return CUBLAS_STATUS_NOT_SUPPORTED;
     return status;
+}
+
+cublasStatus_t gemm_plan_choose(GemmPlan *p, cublasLtHandle_t cublaslt, size_t workspace_bytes) {
+    GemmCandidates found;
+    cublasStatus_t status = gemm_plan_candidates(p, cublaslt, workspace_bytes, 1, &found);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    p->algo = found.items[0].algo;
+    p->workspace_bytes = found.items[0].workspaceSize;
+    return status;
+}
+
+/* The parts of a split K, if it is split, are summed in f32 and in a fixed order. */
+static int sums_in_order(const cublasLtMatmulAlgo_t *algo) {
+    uint32_t scheme;
+    size_t written;
+    cublasStatus_t status = cublasLtMatmulAlgoConfigGetAttribute(
+        algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &scheme, sizeof(scheme), &written);
+    return status == CUBLAS_STATUS_SUCCESS && (scheme == CUBLASLT_REDUCTION_SCHEME_NONE ||
+                                               scheme == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
+}
+
+int gemm_plan_adopt(GemmPlan *p, cublasLtHandle_t cublaslt, const cublasLtMatmulAlgo_t *algo,
+                    size_t workspace_bytes) {
+    cublasLtMatmulHeuristicResult_t checked;
+    if (!sums_in_order(algo)) return 0;
+    cublasStatus_t status =
+        cublasLtMatmulAlgoCheck(cublaslt, p->desc, p->b, p->a, p->d, p->d, algo, &checked);
+    if (status != CUBLAS_STATUS_SUCCESS || checked.workspaceSize > workspace_bytes) return 0;
+    p->algo = *algo;
+    p->workspace_bytes = checked.workspaceSize;
+    return 1;
 }

@@ -18,16 +18,7 @@
 #include <cublasLt.h>
 
 #include "gemm.h"
-
-// What an algorithm is chosen for. Every byte counts in a comparison, so there is no padding.
-typedef struct {
-    int64_t m, n, k;                  // k of one slice
-    int32_t a_type, b_type, d_type;   // cudaDataType_t; CUDA_R_4F_E2M1 says FORM_PACKED
-    int32_t a_k_contiguous, b_k_contiguous;
-    int32_t has_bias, accumulate, slices;
-    int32_t a_align, b_align, d_align;   // of the pointers, bytes
-    int32_t unused;                      // zero: no hole for a comparison to meet
-} GemmKey;
+#include "gemm_choices.h"
 
 typedef struct {
     GemmKey key;
@@ -36,7 +27,15 @@ typedef struct {
     cublasStatus_t status;       // of the choice; the rest is set where it is SUCCESS
     cublasLtMatmulAlgo_t algo;
     size_t workspace_bytes;
+    int settled;                 // 1: measured, or taken from a text; not to be measured
+    double tflops;               // as measured; 0: not measured
 } GemmPlan;
+
+enum { GEMM_MAX_CANDIDATES = 16 };
+typedef struct {
+    cublasLtMatmulHeuristicResult_t items[GEMM_MAX_CANDIDATES];   // cuBLASLt's favourites first
+    int count;
+} GemmCandidates;
 
 /* The key of a product; CHECKs what cuBLASLt and this program ask of the operands. */
 GemmKey gemm_plan_key(Tensor d, const QOperand *a, const QOperand *b, GemmEpilogue epilogue);
@@ -45,9 +44,16 @@ void gemm_plan_describe(GemmPlan *p, GemmKey key);
 /* Tells the descriptor where this product's scales and bias are: before an algorithm is chosen,
    which depends on them being set, and before each product. */
 void gemm_plan_point(GemmPlan *p, const QOperand *a, const QOperand *b, Tensor bias);
-/* Takes cuBLASLt's first choice among the deterministic algorithms that fit the workspace; returns
-   what the library said. */
+/* Up to `most` of the deterministic algorithms that fit the workspace; returns what the library
+   said. */
+cublasStatus_t gemm_plan_candidates(const GemmPlan *p, cublasLtHandle_t cublaslt,
+                                    size_t workspace_bytes, int most, GemmCandidates *out);
+/* Takes cuBLASLt's first choice among them; returns what the library said. */
 cublasStatus_t gemm_plan_choose(GemmPlan *p, cublasLtHandle_t cublaslt, size_t workspace_bytes);
+/* Takes this algorithm, whoever proposes it, where the library says that it computes this product
+   within the workspace, and it is deterministic. Returns whether it did. */
+int gemm_plan_adopt(GemmPlan *p, cublasLtHandle_t cublaslt, const cublasLtMatmulAlgo_t *algo,
+                    size_t workspace_bytes);
 void gemm_plan_destroy(GemmPlan *p);
 
 /* Dies with EXIT_DEVICE, the library's text, and the product's shapes. */

@@ -1,0 +1,13 @@
+// gemm_plans -- the plans of a device's products, each made once, by key; and the algorithms that
+// another run chose, which a plan takes when it is made. How one plan is made is in gemm_plan.cuh.
+#pragma once
+#include "gemm_plan.cuh"
+
+/* The plan of this product, made at its first use, with this product's pointers. What the library
+   said of it is in status. */
+GemmPlan *gemm_plans_get(Device *dev, Tensor d, const QOperand *a, const QOperand *b,
+                         GemmEpilogue epilogue);
+/* Of the partial sums of slices, which take the end of the workspace. */
+size_t gemm_partial_bytes(const GemmKey *key);
+/* What that leaves to cuBLASLt. */
+size_t gemm_workspace_bytes(Device *dev, const GemmKey *key);
