@@ -21,6 +21,7 @@ static const char TEMPORARY[] = ".tmp_", SET_ASIDE[] = ".old_";
 
 typedef enum { FILE_MODEL, FILE_OPTIMIZER, NUM_FILES } CheckpointFile;
 static const char *const file_names[NUM_FILES] = {"model.safetensors", "optimizer.safetensors"};
+static const char ALGORITHMS[] = "gemm_algorithms.txt";   // not in every checkpoint
 
 /* What is kept of every parameter: in which file, under which name, from which tensor. */
 typedef struct {
@@ -203,14 +204,32 @@ static FileSum write_file(CheckpointFile file, const char *dir, const Checkpoint
     return safetensors_finish(w);
 }
 
-static void write_state(const char *dir, const CheckpointState *state, const FileRecord *files) {
-    char *path = format_string("%s/state.json", dir);
-    char *text = state_text(state, files, NUM_FILES);
+static FileSum write_text(const char *dir, const char *name, const char *text) {
+    char *path = format_string("%s/%s", dir, name);
     OutFile f = outfile_create(path, WHAT);
     outfile_write(&f, text, strlen(text));
+    FileSum sum = {f.bytes, f.crc};
     outfile_close(&f);
-    free(text);
     free(path);
+    return sum;
+}
+
+/* Everything of a checkpoint, state.json at last. */
+static void write_files(const char *dir, const CheckpointPolicy *policy, const ParamTable *params,
+                        Device *d, const CheckpointState *state) {
+    FileRecord files[NUM_FILES + 1];
+    int count = 0;
+    for (; count < NUM_FILES; count++) {
+        files[count].name = file_names[count];
+        files[count].sum = write_file((CheckpointFile)count, dir, policy, params, d);
+    }
+    if (state->gemm_algorithms && state->gemm_algorithms[0]) {
+        files[count].name = ALGORITHMS;
+        files[count++].sum = write_text(dir, ALGORITHMS, state->gemm_algorithms);
+    }
+    char *text = state_text(state, files, count);
+    write_text(dir, "state.json", text);
+    free(text);
 }
 
 /* Gives the finished directory its name. Between the two renames there is no step_* of this step;
@@ -237,12 +256,7 @@ void checkpoint_save(const CheckpointPolicy *policy, const ParamTable *params, D
     char *temporary = format_string("%s/%sstep_%08lld_%d", policy->dir, TEMPORARY,
                                     (long long)state->step, (int)getpid());
     make_directory(temporary, WHAT);
-    FileRecord files[NUM_FILES];
-    for (int i = 0; i < NUM_FILES; i++) {
-        files[i].name = file_names[i];
-        files[i].sum = write_file((CheckpointFile)i, temporary, policy, params, device);
-    }
-    write_state(temporary, state, files);
+    write_files(temporary, policy, params, device, state);
     outfile_sync_directory(temporary, WHAT);
     commit(policy->dir, temporary, state->step);
     free(temporary);
@@ -282,12 +296,21 @@ static char *check_sum(const char *path, FileSum expected) {
                          expected.crc);
 }
 
-static char *open_tensors(const char *path, CheckpointFile file, Opened *o) {
+/* What is wrong with a file of the checkpoint, which is to be as it was saved. */
+static char *check_file(const char *path, const char *name, const Opened *o) {
     FileSum expected;
-    char *file_path = format_string("%s/%s", path, file_names[file]);
-    char *problem = state_file_sum(o->state, file_names[file], &expected);
+    char *file_path = format_string("%s/%s", path, name);
+    char *problem = state_file_sum(o->state, name, &expected);
     if (!problem) problem = check_sum(file_path, expected);
-    if (!problem) o->files[file] = safetensors_try_open(file_path, &problem);
+    free(file_path);
+    return problem;
+}
+
+static char *open_tensors(const char *path, CheckpointFile file, Opened *o) {
+    char *problem = check_file(path, file_names[file], o);
+    if (problem) return problem;
+    char *file_path = format_string("%s/%s", path, file_names[file]);
+    o->files[file] = safetensors_try_open(file_path, &problem);
     free(file_path);
     return problem;
 }
@@ -305,6 +328,11 @@ static char *open_state(const char *path, Opened *o) {
     char *problem = state_open(state_path, &o->state);
     free(state_path);
     return in_file("state.json", problem);
+}
+
+static char *check_algorithms(const char *path, const Opened *o) {
+    if (!state_has_file(o->state, ALGORITHMS)) return NULL;
+    return in_file(ALGORITHMS, check_file(path, ALGORITHMS, o));
 }
 
 static char *open_checkpoint(const char *path, int num_files, Opened *o) {
@@ -411,6 +439,7 @@ void checkpoint_load(const char *path, ParamTable *params, Device *device, Check
                      int with_optimizer) {
     Opened o = {0};
     char *problem = open_checkpoint(path, with_optimizer ? NUM_FILES : 1, &o);
+    if (!problem && with_optimizer) problem = check_algorithms(path, &o);
     if (!problem) problem = in_file("state.json", state_check(o.state, state));
     if (!problem) problem = check_tensors(&o, params);
     if (problem) die_unusable(path, problem);
@@ -428,6 +457,20 @@ char *checkpoint_config(const char *path) {
     state_restore(o.state, &state);
     close_checkpoint(&o);
     return state.config;
+}
+
+char *checkpoint_gemm_algorithms(const char *path) {
+    Opened o = {0};
+    char *text = NULL, *problem = open_state(path, &o);
+    if (!problem) problem = check_algorithms(path, &o);
+    if (problem) die_unusable(path, problem);
+    if (state_has_file(o.state, ALGORITHMS)) {
+        char *file_path = format_string("%s/%s", path, ALGORITHMS);
+        text = read_text_file(file_path, "checkpoint", NULL);
+        free(file_path);
+    }
+    close_checkpoint(&o);
+    return text;
 }
 
 // --- verify ---
@@ -508,6 +551,8 @@ int checkpoint_verify(const char *path) {
         if (o.files[i]) faults += verify_tensors(o.files[i]);
     }
     if (o.files[FILE_MODEL] && o.files[FILE_OPTIMIZER]) faults += verify_moments(&o);
+    if (o.state && state_has_file(o.state, ALGORITHMS))
+        faults += report(ALGORITHMS, "", check_file(path, ALGORITHMS, &o));
     close_checkpoint(&o);
     if (faults) log_line("%d faults", faults);
     else log_line("OK");

@@ -3,8 +3,10 @@ checkpoint -- saves and loads a training run: named f32 tensors and a small stat
 the ParamTable, not the model.
   DIR/step_00000120/model.safetensors      master weights under their names, true (unpadded) rows
                     optimizer.safetensors  m.NAME and v.NAME, the Adam moments
+                    gemm_algorithms.txt    where the device has a choice: the text by which a
+                                           resumed run makes the same
                     state.json             step, position, seed, fields of the caller, resolved
-                                           config; size and CRC-32 of the other two and of itself
+                                           config; size and CRC-32 of the others and of itself
 Commit: everything is written into DIR/.tmp_step_00000120_<pid>, each file and the directory are
 synced, then the directory gets its name by one rename. So a step_* directory is complete, or was
 damaged later; whatever a killed run left behind begins with a dot and goes at the next recover
@@ -48,6 +50,7 @@ typedef struct {
     int64_t tokens;     // seen in training
     uint64_t seed;
     char *config;                    // resolved config as text; as FIELD_TEXT
+    const char *gemm_algorithms;     // saving only: NULL or "" for none
     const CheckpointField *fields;   // (num_fields) whatever else must survive
     int num_fields;
 } CheckpointState;
@@ -83,6 +86,10 @@ void checkpoint_load(const char *path, ParamTable *params, Device *device, Check
 /* The resolved config that a checkpoint was saved with (caller frees): what must be known before
    there is a ParamTable to load into. Dies with EXIT_DATA. */
 char *checkpoint_config(const char *path);
+
+/* The text of the algorithms that a checkpoint was saved with (caller frees), NULL where it has
+   none: what must be known before anything is computed. Dies with EXIT_DATA. */
+char *checkpoint_gemm_algorithms(const char *path);
 
 /* Prints a table of files and tensors with OK or what is wrong; returns the number of faults. */
 int checkpoint_verify(const char *path);

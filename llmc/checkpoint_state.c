@@ -227,6 +227,11 @@ void state_close(StateFile *f) {
     free(f);
 }
 
+int state_has_file(const StateFile *f, const char *name) {
+    const cJSON *files = cJSON_GetObjectItemCaseSensitive(f->body, "files");
+    return cJSON_GetObjectItemCaseSensitive(files, name) != NULL;
+}
+
 char *state_file_sum(const StateFile *f, const char *name, FileSum *out) {
     const cJSON *files = cJSON_GetObjectItemCaseSensitive(f->body, "files");
     const cJSON *file = cJSON_GetObjectItemCaseSensitive(files, name);

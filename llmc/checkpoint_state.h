@@ -28,6 +28,7 @@ char *state_text(const CheckpointState *state, const FileRecord *files, int num_
 
 char *state_open(const char *path, StateFile **out);
 void state_close(StateFile *f);
+int state_has_file(const StateFile *f, const char *name);
 char *state_file_sum(const StateFile *f, const char *name, FileSum *out);
 /* Whether every value that `state` asks for is there and of its kind. Changes nothing. */
 char *state_check(const StateFile *f, const CheckpointState *state);

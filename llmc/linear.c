@@ -68,7 +68,8 @@ size_t linear_operand_bytes(OperandForm form, int64_t rows, int64_t k) {
 }
 
 uint8_t *linear_packed_scales(const QOperand *q) {
-    return (uint8_t *)q->data + round_up((int64_t)quantize_packed_bytes(q->rows, q->k), SCALES_ALIGN);
+    int64_t codes_bytes = (int64_t)quantize_packed_bytes(q->rows, q->k);
+    return (uint8_t *)q->data + round_up(codes_bytes, SCALES_ALIGN);
 }
 
 /* The transposed codes of fprop's weight: the same decoded values read the other way. Packed codes

@@ -53,6 +53,9 @@ static const char *in_dir(const char *dir, const char *name) {
     return path;
 }
 
+static const char *const all_files[] = {"model.safetensors", "optimizer.safetensors",
+                                        "gemm_algorithms.txt", "state.json"};
+
 // --- a small model ---
 
 typedef struct {
@@ -141,6 +144,8 @@ static void run_fields(Run *r) {
     r->state.num_fields = 4;
 }
 
+static const char gemm_algorithms[] = "gemm algorithms 1 | a GPU\n65536 2304 768\n";
+
 static void run_fill(Run *r, int64_t step) {
     *r = (Run){.losses = {4.1, 1.0 / 3, 1e-300, -0.0}, .num_losses = 4, .scale = 0.1 + 0.2};
     r->epochs = -(1LL << 53);
@@ -149,7 +154,8 @@ static void run_fill(Run *r, int64_t step) {
                                  .position = 9007199254740991,
                                  .tokens = step * 1024,
                                  .seed = 18446744073709551615u,
-                                 .config = xstrdup("{\n  \"seed\": 7\n}\n")};
+                                 .config = xstrdup("{\n  \"seed\": 7\n}\n"),
+                                 .gemm_algorithms = gemm_algorithms};
     run_fields(r);
 }
 
@@ -248,6 +254,10 @@ CASE(load_gives_back_every_bit) {
         expect_same_run(&back, &run);
         char *config = checkpoint_config(path);
         EXPECT(strcmp(config, run.state.config) == 0, "'%s'", config);
+        char *algorithms = checkpoint_gemm_algorithms(path);
+        REQUIRE(algorithms, "no algorithms");
+        EXPECT(strcmp(algorithms, gemm_algorithms) == 0, "'%s'", algorithms);
+        free(algorithms);
         EXPECT_EQ_I64(num_faults(path), 0);
         EXPECT_EQ_I64(num_entries(policy.dir), 1);
         free(config);
@@ -265,6 +275,39 @@ CASE(without_optimizer_its_file_is_not_needed) {
     unlink(in_dir(path, "optimizer.safetensors"));
     load_only(path, 5, 0);
     EXPECT_DIES(EXIT_DATA, "optimizer.safetensors: cannot open", load_only(path, 5, 1));
+    free(path);
+}
+
+/* As on a CPU, which has no choice, and as before there was such a file. */
+CASE(a_checkpoint_without_algorithms_is_whole) {
+    static const char *const absent[] = {NULL, ""};
+    Model m = model_open(DT_F32, 5, 1);
+    for (int i = 0; i < ARRAY_LEN(absent); i++) {
+        CheckpointPolicy policy = policy_of(test_scratch(i ? "empty_text" : "no_text"));
+        Run run;
+        run_fill(&run, 3);
+        run.state.gemm_algorithms = absent[i];
+        checkpoint_save(&policy, &m.table, m.device, &run.state);
+        run_free(&run);
+        char *path = checkpoint_find(policy.dir);
+        EXPECT_EQ_I64(num_entries(path), 3, "two files of tensors, one state");
+        EXPECT(checkpoint_gemm_algorithms(path) == NULL);
+        EXPECT_EQ_I64(num_faults(path), 0);
+        load_only(path, 5, 1);
+        free(path);
+    }
+    model_close(&m);
+}
+
+CASE(algorithms_that_are_not_as_saved_are_refused) {
+    char *path = checkpoint_find(saved_checkpoint("algorithms"));
+    const char *file = in_dir(path, "gemm_algorithms.txt");
+    test_put_file(file, "another", 7);
+    EXPECT_DIES(EXIT_DATA, "gemm_algorithms.txt: 7 bytes, expected 41",
+                checkpoint_gemm_algorithms(path));
+    load_only(path, 5, 0);   // who only looks at the weights needs none
+    unlink(file);
+    EXPECT_DIES(EXIT_DATA, "gemm_algorithms.txt: cannot open", checkpoint_gemm_algorithms(path));
     free(path);
 }
 
@@ -293,11 +336,10 @@ CASE(staging_size_does_not_matter) {
     large.staging_bytes = sizeof(staging);
     save_step(&small, &m, 1);
     save_step(&large, &m, 1);
-    static const char *const names[] = {"model.safetensors", "optimizer.safetensors", "state.json"};
-    for (int i = 0; i < ARRAY_LEN(names); i++) {
+    for (int i = 0; i < ARRAY_LEN(all_files); i++) {
         char name[64];
         size_t a_bytes, b_bytes;
-        snprintf(name, sizeof(name), "step_00000001/%s", names[i]);
+        snprintf(name, sizeof(name), "step_00000001/%s", all_files[i]);
         char *a = read_text_file(in_dir(small.dir, name), "test", &a_bytes);
         char *b = read_text_file(in_dir(large.dir, name), "test", &b_bytes);
         EXPECT_EQ_I64(a_bytes, b_bytes, "%s", name);
@@ -451,8 +493,6 @@ CASE(a_kill_in_the_first_save_leaves_none) {
 }
 
 // --- damage ---
-
-static const char *const all_files[] = {"model.safetensors", "optimizer.safetensors", "state.json"};
 
 CASE(truncated_files_are_refused) {
     for (int i = 0; i < ARRAY_LEN(all_files); i++) {

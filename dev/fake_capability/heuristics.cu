@@ -72,8 +72,8 @@ int main(void) {
     printf("compute capability %d.%d, %d multiprocessors, cuBLASLt %zu\n", gpu.major, gpu.minor,
            gpu.multiProcessorCount, cublasLtGetVersion());
     printf("%-11s %-8s %-5s %6s %6s %6s %6s  %-9s %-9s %9s %5s %6s %8s %9s %10s %6s\n", "model",
-           "linear", "GEMM", "M", "N", "K", "slices", "d", "answer", "algorithm", "tile", "stages", "split K",
-           "reduction", "workspace", "waves");
+           "linear", "GEMM", "M", "N", "K", "slices", "d", "answer", "algorithm", "tile", "stages",
+           "split K", "reduction", "workspace", "waves");
     int accepted = 0, asked = 0;
     for (int64_t tokens : token_counts)
         for (const LinearShape &l : linears)

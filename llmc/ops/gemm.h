@@ -48,8 +48,8 @@ void gemm_tune_cuda(Device *dev, Tensor d, const QOperand *a, const QOperand *b,
 /* The algorithms of all products so far as text (gemm_choices.h), "" on a CPU; caller frees. */
 char *gemm_choices_save_cpu (Device *dev);
 char *gemm_choices_save_cuda(Device *dev);
-/* Kinds of products that come up later get the text's algorithms; of several texts, the first one's
-   that has it. Returns how many it took: none of another device's or library's, or on a CPU. */
+/* Products of kinds that are not measured yet get the text's algorithms; of several texts, those of
+   the first that has the kind. Returns how many it took: none of another device's or library's. */
 int gemm_choices_load_cpu (Device *dev, const char *text);
 int gemm_choices_load_cuda(Device *dev, const char *text);
 void gemm_cpu (Device *dev, Tensor d, const QOperand *a, const QOperand *b, GemmEpilogue epilogue);

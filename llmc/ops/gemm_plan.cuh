@@ -11,8 +11,8 @@
 //
 // Packed NVFP4 operands are CUDA_R_4F_E2M1, k contiguous: the one arrangement (transposed, as it
 // is) that cuBLASLt has for them, with leading dimension K in elements. One E4M3 scale for 16 of k,
-// in the 128 x 4 tiles of quantize_scale_offset, which are cuBLASLt's VEC16_UE4M3. Slices of K are a
-// strided batch, codes and scales of each slice behind those of the one before, into partial sums
+// in the 128 x 4 tiles of quantize_scale_offset, which are cuBLASLt's VEC16_UE4M3. Slices of K are
+// a strided batch, codes and scales of each slice behind those of the one before, into partial sums
 // that gemm.cu adds to d in order.
 #pragma once
 #include <cublasLt.h>

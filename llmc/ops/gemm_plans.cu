@@ -11,7 +11,7 @@ enum { GEMM_PLAN_SLOTS = 1024 };   // a power of two; a model needs a few dozen
 typedef struct {
     GemmPlan slots[GEMM_PLAN_SLOTS];
     int count;
-    GemmChoices loaded;   // for plans yet to be made
+    GemmChoices loaded;   // for plans that are not measured
 } GemmPlans;
 
 static_assert(sizeof(cublasLtMatmulAlgo_t) == sizeof(((GemmChoice *)0)->algo),
@@ -80,6 +80,7 @@ static int take_loaded(Device *dev, GemmPlan *p, const GemmChoices *loaded) {
                  (long long)p->key.m, (long long)p->key.n, (long long)p->key.k);
         return 0;
     }
+    p->status = CUBLAS_STATUS_SUCCESS;
     p->tflops = choice->tflops;
     p->settled = 1;
     return 1;
@@ -122,8 +123,13 @@ char *gemm_choices_save_cuda(Device *dev) {
 }
 
 int gemm_choices_load_cuda(Device *dev, const char *text) {
+    GemmPlans *plans = plans_of(dev);
     char *header = gemm_choices_header(dev);
-    int added = gemm_choices_read(&plans_of(dev)->loaded, text, header);
+    int added = gemm_choices_read(&plans->loaded, text, header);
     free(header);
+    for (int i = 0; i < GEMM_PLAN_SLOTS; i++) {
+        GemmPlan *p = &plans->slots[i];
+        if (p->desc && !p->settled) take_loaded(dev, p, &plans->loaded);
+    }
     return added;
 }

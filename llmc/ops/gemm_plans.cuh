@@ -1,5 +1,5 @@
 // gemm_plans -- the plans of a device's products, each made once, by key; and the algorithms that
-// another run chose, which a plan takes when it is made. How one plan is made is in gemm_plan.cuh.
+// another run chose, which plans take. How one plan is made is in gemm_plan.cuh.
 #pragma once
 #include "gemm_plan.cuh"
 
