@@ -1,9 +1,11 @@
 // bench_ops_cuda -- time of each CUDA op at the sizes of GPT-2 124M, beside what the machine can
 // do: GB/s in percent of a measured copy for ops that memory limits, TFLOP/s in percent of the
 // device's dense BF16 peak for products. Not a test: it checks nothing.
-//   build/cuda/dev/bench_ops_cuda [tokens]      65536 tokens take about 20 GiB
+//   build/cuda/dev/bench_ops_cuda [tokens [word]]
+// 65536 tokens take about 20 GiB; a word picks the ops whose name contains it.
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 
 #include "../llmc/common.h"
 #include "../llmc/ops.h"
@@ -32,6 +34,8 @@ static Tensor wide_bias, scalars;
 static NormStats stats;
 static AdamWTensors adamw;
 static StepState *state;
+static uint8_t *scales[2];   // block scales of a packed row and token operand
+static float *maxima;        // their amax
 
 static const Tensor no_tensor = {NULL, DT_F32, 0, 0};
 
@@ -104,6 +108,14 @@ static void make_state(void) {
     device->upload(device, state, &host, sizeof(host));
 }
 
+static void make_scales(void) {
+    static const float host[2] = {4, 4};
+    scales[0] = (uint8_t *)device_alloc(device, quantize_scales_bytes(N, F), "block scales");
+    scales[1] = (uint8_t *)device_alloc(device, quantize_scales_bytes(F, N), "block scales");
+    maxima = (float *)device_alloc(device, sizeof(host), "maxima");
+    device->upload(device, maxima, host, sizeof(host));
+}
+
 static void open_device(int argc, char **argv) {
     device = device_cuda_open(0);
     N = round_up(argc > 1 ? strtoll(argv[1], NULL, 10) : 65536, T);
@@ -111,11 +123,19 @@ static void open_device(int argc, char **argv) {
     dims.T = T;
     dims.num_heads = dims.num_kv_heads = HEADS;
     dims.head_dim = HEAD_DIM;
-    OpLimits limits = {N, 2 * F, (int64_t)PADDED_VOCAB * C, N, PADDED_VOCAB, PARAMETERS, dims};
+    OpLimits limits = {};
+    limits.tokens = limits.logits_rows = N;
+    limits.dim = limits.cols_divisor = C;
+    limits.max_cols = 2 * F;
+    limits.max_weight = (int64_t)PADDED_VOCAB * C;
+    limits.padded_vocab = PADDED_VOCAB;
+    limits.num_elements = PARAMETERS;
+    limits.attention = dims;
     size_t bytes = ops_cuda.scratch_bytes(&limits);
     device_set_scratch(device, device_alloc(device, bytes, "scratch"), bytes);
     make_tensors();
     make_state();
+    make_scales();
 }
 
 // --- what is timed ---
@@ -188,6 +208,45 @@ static void fprop_scaled(void) {
     ops_cuda.gemm(device, wide2, &left, &right, {no_tensor, 0});
 }
 
+/* Row operand and transformed token operand of `values`, in memory that has room for both forms. */
+static void quantize(Tensor values, OperandForm form, Rounding rounding) {
+    QOperand operands[2];
+    Quantizer how[2];
+    void *const memory[2] = {wide2.data, gated2.data};
+    for (int token = 0; token < 2; token++) {
+        QOperand q = operand_from_tensor(values, FORMAT_NVFP4, form == FORM_PACKED || !token);
+        q.form = form;
+        q.rows = token ? values.cols : values.rows;
+        q.k = token ? values.rows : values.cols;
+        q.data = memory[token];
+        q.scales = form == FORM_PACKED ? scales[token] : NULL;
+        q.amax = maxima + token;
+        q.dequant_mult = 1.0f / (6.0f * 448.0f);
+        operands[token] = q;
+        Quantizer h = {};
+        h.how.format = FORMAT_NVFP4;
+        h.how.tile = TILE_ROW;
+        h.how.hadamard = token ? 16 : 0;
+        h.how.rounding = rounding;
+        h.how.dither_bits = 8;
+        h.how.top_scale = 448;
+        h.how.arithmetic = 2;
+        h.token_operand = token;
+        h.rows_are_tokens = 1;
+        h.state = state;
+        how[token] = h;
+    }
+    ops_cuda.quantize_pair(device, &operands[0], &how[0], &operands[1], &how[1], values);
+}
+static void quantize_values(void) { quantize(x, FORM_VALUES, ROUND_NEAREST); }
+static void quantize_codes(void) { quantize(x, FORM_PACKED, ROUND_NEAREST); }
+static void quantize_values_sr(void) { quantize(x, FORM_VALUES, ROUND_STOCHASTIC); }
+static void quantize_codes_sr(void) { quantize(x, FORM_PACKED, ROUND_STOCHASTIC); }
+static void quantize_wide_values(void) { quantize(wide, FORM_VALUES, ROUND_NEAREST); }
+static void quantize_wide_codes(void) { quantize(wide, FORM_PACKED, ROUND_NEAREST); }
+static void quantize_wide_values_sr(void) { quantize(wide, FORM_VALUES, ROUND_STOCHASTIC); }
+static void quantize_wide_codes_sr(void) { quantize(wide, FORM_PACKED, ROUND_STOCHASTIC); }
+
 static double time_ms(void (*run)(void)) {
     for (int i = 0; i < WARM_UP; i++) run();
     device->synchronize(device);
@@ -226,6 +285,7 @@ int main(int argc, char **argv) {
     // Tokens are drawn from all of the vocabulary: so many rows of dtable are touched.
     double touched = VOCAB * (1.0 - exp(-n / VOCAB));
     double attention = (double)dims.B * HEADS * T * T * HEAD_DIM;   // flops of a causal product
+    double packed = 2 + 2 * 9.0 / 16;   // read; codes and scales of two operands written
     const Bench benches[] = {
         {"residual (N,C)", residual, 6 * nc, 0},
         {"gelu_forward (N,F)", gelu_forward, 4 * nf, 0},
@@ -244,6 +304,14 @@ int main(int argc, char **argv) {
         {"column_sum (N,F)", column_sum, 2 * nf, 0},
         {"global_norm (124M)", global_norm, 4 * p, 0},
         {"adamw (124M)", optimizer, 30 * p, 0},
+        {"quantize values (N,C)", quantize_values, 6 * nc, 0},
+        {"quantize codes (N,C)", quantize_codes, packed * nc, 0},
+        {"quantize values (N,C) SR", quantize_values_sr, 6 * nc, 0},
+        {"quantize codes (N,C) SR", quantize_codes_sr, packed * nc, 0},
+        {"quantize values (N,F)", quantize_wide_values, 6 * nf, 0},
+        {"quantize codes (N,F)", quantize_wide_codes, packed * nf, 0},
+        {"quantize values (N,F) SR", quantize_wide_values_sr, 6 * nf, 0},
+        {"quantize codes (N,F) SR", quantize_wide_codes_sr, packed * nf, 0},
         {"attention_forward", attention_forward, 0, 2 * attention},
         {"attention_backward", attention_backward, 0, 5 * attention},
         {"fprop (N,F,C)", fprop, 0, 2 * nc * F},
@@ -258,7 +326,9 @@ int main(int argc, char **argv) {
     double copy_gb_s = 2.0 * (double)tensor_bytes(gated) / time_ms(copy) * 1e-6;
     printf("%s, N = %lld, C = %d, F = %d, V = %d; mean of %d; device copy %.1f GB/s\n",
            device->name, (long long)N, C, F, PADDED_VOCAB, REPEATS, copy_gb_s);
-    for (int i = 0; i < ARRAY_LEN(benches); i++) print_bench(benches[i], copy_gb_s);
+    const char *word = argc > 2 ? argv[2] : "";
+    for (int i = 0; i < ARRAY_LEN(benches); i++)
+        if (strstr(benches[i].name, word)) print_bench(benches[i], copy_gb_s);
     device->close(device);
     return 0;
 }

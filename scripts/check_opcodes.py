@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Checks the machine code that `make cuda` built, without a GPU: check_opcodes.py [FOLDER], by
-default build/cuda. The NVFP4 GEMM must hold FP4 tensor core instructions for sm_120, quantisers the
-hardware's conversion to FP4 once their source asks for it; their kernels must not spill registers
-and must fit into a block's shared memory. Prints totals, exits 1 on a breach; changes nothing.
+default build/cuda. The NVFP4 GEMM must hold FP4 tensor core instructions for sm_120, what writes
+codes of FP4 the hardware's conversion, and none in software, wherever there is one; their kernels
+must not spill registers and must fit into a block's shared memory. Prints totals, exits 1 on a
+breach; changes nothing.
 
 Source of the numbers: the low 12 bits of a 16-byte instruction are its opcode; those of interest
 were found by assembling one instruction at a time with CUDA 13.0."""
@@ -16,27 +17,36 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SHARED_LIMIT = 99 * 1024
 
-# What is counted: name, opcode, and bits of the second word that tell variants apart.
+# What is counted: name, opcode, immediate operand (None: any), and bits of the second word that tell
+# variants apart.
 OPCODES = [
-    ("OMMA", 0x47F, 0, 0),                          # mma.sync mxf4nvf4
-    ("F2FP.E2M1", 0x23E, 0x0FFFFF00, 0x04207000),   # cvt.rn.satfinite.e2m1x2.f32
-    ("LDL", 0x983, 0, 0),                           # spills come back
-    ("STL", 0x387, 0, 0),                           # spills go out
+    ("OMMA", 0x47F, None, 0, 0),                          # mma.sync mxf4nvf4
+    ("F2FP.E2M1", 0x23E, None, 0x0FFFFF00, 0x04207000),   # cvt.rn.satfinite.e2m1x2.f32
+    ("FMUL 2^-126", 0x820, 0x00800000, 0, 0),             # how e2m1x8_encode makes codes without it
+    ("LDL", 0x983, None, 0, 0),                           # spills come back
+    ("STL", 0x387, None, 0, 0),                           # spills go out
 ]
 
-Rule = collections.namedtuple("Rule", "object kernel arches opcode least most source")
+# `kernel`: a pattern of its name. Mode 0 of a pair's operand is "absent".
+Rule = collections.namedtuple("Rule", "object kernel arches opcode least most")
 ANY = 1 << 30
-# `source`: (files, pattern); the rule holds once one of the files matches. None: always.
-HARDWARE_CONVERT = ("llmc/ops/quantize*.cu*", r"e2m1x2|fp4x2")
+GEMM, QUANTIZE = "llmc/ops/gemm_mma.cu.o", "llmc/ops/quantize.cu.o"
+WITH_FP4, WITHOUT_FP4 = (100, 103, 120), (80, 90)
+TWO_CODED = "PairCodesL8PairMode[12]ELS1_[12]E"   # each thread: 32 elements of either operand
+ONE_CODED = "PairCodesL8PairMode(0ELS1_[12]|[12]ELS1_0)E"
+BLOCK_CODED = "quantize_block_kernel"
 RULES = [
-    Rule("llmc/ops/gemm_mma.cu.o", "gemm_mma_kernel", (120,), "OMMA", 32, 32, None),
-    Rule("llmc/ops/gemm_mma.cu.o", "gemm_mma_kernel", (80, 90, 100, 103), "OMMA", 0, 0, None),
-    Rule("llmc/ops/gemm_mma.cu.o", "", (120,), "LDL", 0, 0, None),
-    Rule("llmc/ops/gemm_mma.cu.o", "", (120,), "STL", 0, 0, None),
-    Rule("llmc/ops/quantize.cu.o", "quantize", (100, 103, 120), "F2FP.E2M1", 1, ANY,
-         HARDWARE_CONVERT),
-    Rule("llmc/ops/quantize.cu.o", "", (100, 103, 120), "LDL", 0, 0, None),
-    Rule("llmc/ops/quantize.cu.o", "", (100, 103, 120), "STL", 0, 0, None),
+    Rule(GEMM, "gemm_mma_kernel", (120,), "OMMA", 32, 32),
+    Rule(GEMM, "gemm_mma_kernel", (80, 90, 100, 103), "OMMA", 0, 0),
+    Rule(GEMM, "", (120,), "LDL", 0, 0),
+    Rule(GEMM, "", (120,), "STL", 0, 0),
+    Rule(QUANTIZE, TWO_CODED, WITH_FP4, "F2FP.E2M1", 32, 32),
+    Rule(QUANTIZE, ONE_CODED, WITH_FP4, "F2FP.E2M1", 16, 16),
+    Rule(QUANTIZE, BLOCK_CODED, WITH_FP4, "F2FP.E2M1", 8, 8),
+    Rule(QUANTIZE, "", WITH_FP4, "FMUL 2^-126", 0, 0),
+    Rule(QUANTIZE, f"{TWO_CODED}|{ONE_CODED}|{BLOCK_CODED}", WITHOUT_FP4, "FMUL 2^-126", 1, ANY),
+    Rule(QUANTIZE, "", WITH_FP4, "LDL", 0, 0),
+    Rule(QUANTIZE, "", WITH_FP4, "STL", 0, 0),
 ]
 
 
@@ -82,8 +92,9 @@ def images(data, path):
 def count_opcodes(code):
     counts = collections.Counter()
     for low, high in struct.iter_unpack("<QQ", code):
-        for name, opcode, mask, bits in OPCODES:
-            if low & 0xFFF == opcode and high & mask == bits:
+        for name, opcode, immediate, mask, bits in OPCODES:
+            if (low & 0xFFF == opcode and high & mask == bits and
+                    immediate in (None, low >> 32)):
                 counts[name] += 1
     return counts
 
@@ -103,20 +114,10 @@ def read_kernels(path):
     return kernels.values()
 
 
-def applies(rule):
-    if not rule.source:
-        return True
-    files, pattern = rule.source
-    return any(re.search(pattern, path.read_text(encoding="utf-8")) for path in ROOT.glob(files))
-
-
 def check_rule(rule, kernels):
     """Breaches of one rule among the kernels of its object."""
-    if not applies(rule):
-        print(f"{rule.object}: {rule.opcode} not asked for by its source")
-        return
     for arch in rule.arches:
-        found = [k for k in kernels if k.arch == arch and rule.kernel in k.name]
+        found = [k for k in kernels if k.arch == arch and re.search(rule.kernel, k.name)]
         if not found:
             yield f"{rule.object}: no kernel *{rule.kernel}* for sm_{arch}; build all targets"
         for kernel in found:

@@ -1,8 +1,8 @@
 /*
 fibres -- runs a CUDA kernel's own source on the host: the threads of a block are fibres of one
 thread, which take turns at barriers and warp exchanges. Defines CUDA's keywords, threadIdx,
-blockIdx, __syncthreads and the fibre_ functions that gemm_mma_ptx.cuh calls; included before it,
-once in a program.
+blockIdx, __syncthreads, those of CUDA's functions and vectors that quantize_pair.cuh uses, and the
+fibre_ functions that gemm_mma_ptx.cuh calls; included before them, once in a program.
   shared memory  starts as 0xFF bytes. An asynchronous copy leaves 0xFF until its thread waits for
                  it, and its source must lie in memory named by fibre_allow
   races          every access of shared memory is checked against the barriers, whatever order the
@@ -24,8 +24,9 @@ once in a program.
 
 #define __global__
 #define __device__
+#define __shared__      static   // not watched, unlike what fibre_shared_memory gives
 #define __forceinline__ inline
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 
 enum {
     FIBRE_MAX_THREADS = 256,
@@ -182,6 +183,75 @@ static inline uint32_t fibre_shuffle(uint32_t mine, int lane) {
     fibre_gather(lanes, mine);
     return lanes[lane & 31];
 }
+
+// --- CUDA's functions of words and floats ---
+
+typedef struct __attribute__((may_alias, aligned(8))) {
+    unsigned x, y;
+} uint2;
+typedef struct __attribute__((may_alias, aligned(16))) {
+    unsigned x, y, z, w;
+} uint4;
+
+static inline uint2 make_uint2(unsigned x, unsigned y) {
+    uint2 v = {x, y};
+    return v;
+}
+static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
+    uint4 v = {x, y, z, w};
+    return v;
+}
+
+static inline float __uint_as_float(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+static inline uint32_t __float_as_uint(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    return bits;
+}
+
+/* A GPU's operations give this NaN, whatever NaN went in. */
+static inline float fibre_one_nan(float x) { return x == x ? x : __uint_as_float(0x7FFFFFFFu); }
+
+static inline float __fadd_rn(float a, float b) { return fibre_one_nan(a + b); }
+static inline float __fsub_rn(float a, float b) { return fibre_one_nan(a - b); }
+static inline float __fmul_rn(float a, float b) { return fibre_one_nan(a * b); }
+static inline float __fmaf_rn(float a, float b, float c) { return fibre_one_nan(fmaf(a, b, c)); }
+
+/* Rounded towards zero: the sum in double and what it lost tell whether a float is too far out. */
+static inline float __fmaf_rz(float a, float b, float c) {
+    double product = (double)a * b, sum = product + c;
+    double from_c = sum - product;
+    double lost = (product - (sum - from_c)) + (c - from_c);
+    float rounded = (float)sum;
+    double beyond = ((double)rounded - sum) - lost;   // only its sign matters
+    int outwards = rounded > 0 ? beyond > 0 : beyond < 0;
+    return fibre_one_nan(outwards ? nextafterf(rounded, 0.0f) : rounded);
+}
+
+/* Byte i of the result is that of the eight bytes of a and b which nibble i of the selector names.
+   */
+static inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
+    uint64_t bytes = (uint64_t)b << 32 | a;
+    uint32_t result = 0;
+    for (int i = 0; i < 4; i++)
+        result |= (uint32_t)(bytes >> 8 * (selector >> 4 * i & 7) & 0xFF) << 8 * i;
+    return result;
+}
+
+/* The mask is that of a whole warp. */
+static inline uint32_t __shfl_xor_sync(unsigned all, uint32_t mine, int mask) {
+    (void)all;
+    return fibre_shuffle(mine, (fibre_state.current % 32) ^ mask);
+}
+#ifdef __cplusplus
+static inline float __shfl_xor_sync(unsigned all, float mine, int mask) {
+    return __uint_as_float(__shfl_xor_sync(all, __float_as_uint(mine), mask));
+}
+#endif
 
 // --- memory ---
 

@@ -98,9 +98,11 @@ static void compare(Tensor x, OperandForm form, Operand row, Operand token, int 
     twin_free(&t);
 }
 
-// Partial tiles of 32 x 256 in either direction, one and several blocks, odd numbers of strips.
-static const int shapes[][2] = {{16, 16},  {48, 80},    {32, 256}, {64, 272},
-                                {16, 528}, {272, 1040}, {144, 32}, {80, 240}};
+// Partial tiles of 32 x 256 (values) and 64 x 128 (codes) in either direction, one and several
+// blocks, odd numbers of strips; words and tiles of scales that are full and that are not.
+static const int shapes[][2] = {{16, 16},    {48, 80},   {32, 256}, {64, 272}, {16, 528},
+                                {272, 1040}, {144, 32},  {80, 240}, {64, 128}, {128, 256},
+                                {272, 144},  {192, 128}, {112, 384}};
 
 static void compare_all_cells(OperandForm form) {
     for (int i = 0; i < NUM_VARIANTS * NUM_FILLS; i++) {
@@ -121,7 +123,7 @@ CASE(codes_and_scales_of_every_cell_and_input) { compare_all_cells(FORM_PACKED);
 
 /* The cells of recipe nvfp4, and all that the kernel of pairs serves, at every shape: one operand
    alone, and both. */
-CASE(pairs_of_training_at_every_shape) {
+static void compare_pairs(OperandForm form) {
     for (int i = 0; i < 8 * ARRAY_LEN(shapes); i++) {
         Operand row = nvfp4_cell(), token = row;
         if (i & 1) row.rounding = ROUND_STOCHASTIC;
@@ -133,10 +135,43 @@ CASE(pairs_of_training_at_every_shape) {
             char where[96];
             snprintf(where, sizeof(where), "options %d, operands %d, %d x %d", i % 8, which,
                      shape[0], shape[1]);
-            compare(x, FORM_VALUES, row, token, which, where);
+            compare(x, form, row, token, which, where);
         }
         free(x.data);
     }
+}
+
+CASE(pairs_of_values_at_every_shape) { compare_pairs(FORM_VALUES); }
+CASE(pairs_of_codes_at_every_shape) { compare_pairs(FORM_PACKED); }
+
+/* As many blocks as fill the GPU several times over. */
+CASE(pairs_of_a_whole_batch) {
+    Tensor x = setup_tensor(DT_BF16, 8192, 768, FILL_NORMAL, 6);
+    Operand row = nvfp4_cell(), token = row;
+    token.rounding = ROUND_STOCHASTIC;
+    token.hadamard = 16;
+    compare(x, FORM_VALUES, row, token, BOTH, "values");
+    compare(x, FORM_PACKED, row, token, BOTH, "codes");
+    free(x.data);
+}
+
+/* One operand as values, the other as codes: two kernels. */
+CASE(two_forms_of_one_tensor) {
+    Tensor x = setup_tensor(DT_BF16, 80, 272, FILL_NORMAL, 7);
+    for (int packed = ROW; packed <= TOKEN; packed++) {
+        Twin values, codes;
+        twin_make(&values, x, FORM_VALUES, nvfp4_cell(), nvfp4_cell());
+        twin_make(&codes, x, FORM_PACKED, nvfp4_cell(), nvfp4_cell());
+        Twin *row = packed == ROW ? &codes : &values, *token = packed == ROW ? &values : &codes;
+        amax_pair_cuda(gpu, &row->row, &row->row_how, &token->token, &token->token_how, row->x);
+        quantize_pair_cuda(gpu, &row->row, &row->row_how, &token->token, &token->token_how, row->x);
+        setup_run(&row->host);
+        setup_run(&token->host);
+        expect_same_operand(&row->row, &row->host.row, "row operand");
+        expect_same_operand(&token->token, &token->host.token, "token operand");
+        twin_free(&values), twin_free(&codes);
+    }
+    free(x.data);
 }
 
 /* Every bf16 number once in each direction of a block's neighbourhood: the rounding itself, value
@@ -147,8 +182,10 @@ CASE(every_bf16_magnitude) {
         uint32_t bits = i * 40503u & 0xFFFF;   // a permutation, so that blocks mix magnitudes
         ((bf16_t *)x.data)[i] = (bits & 0x7FFF) < 0x7F80 ? (bf16_t)bits : 0;
     }
-    for (int i = 0; i < NUM_VARIANTS; i += 5)
-        compare(x, FORM_VALUES, cell_variant(i), cell_variant(i), BOTH, "all numbers");
+    for (int i = 0; i < NUM_VARIANTS; i += 5) {
+        compare(x, FORM_VALUES, cell_variant(i), cell_variant(i), BOTH, "values of all numbers");
+        compare(x, FORM_PACKED, cell_variant(i), cell_variant(i), BOTH, "codes of all numbers");
+    }
     free(x.data);
 }
 
@@ -261,7 +298,7 @@ static double gigabytes_per_s(void (*pass)(Timed), Timed t, double bytes) {
     return bytes / best * 1e-6;
 }
 
-static void print_speed(int64_t rows, int64_t cols) {
+static void print_speed(OperandForm form, int64_t rows, int64_t cols) {
     static const struct {
         const char *name;
         Tile tile;
@@ -272,6 +309,7 @@ static void print_speed(int64_t rows, int64_t cols) {
                  {"w: square tiles, nearest", TILE_SQUARE, 0, ROUND_NEAREST}};
     Tensor x = setup_tensor(DT_BF16, 512, cols, FILL_NORMAL, 4);
     double n = (double)rows * (double)cols;
+    double written = form == FORM_PACKED ? 9.0 / 16 : 2;   // bytes an element and operand
     for (int i = 0; i < ARRAY_LEN(pairs); i++) {
         Operand row = nvfp4_cell(), token;
         row.tile = pairs[i].tile;
@@ -282,23 +320,25 @@ static void print_speed(int64_t rows, int64_t cols) {
         for (int64_t r = 0; r < rows; r += 512)
             memcpy((bf16_t *)all.data + r * cols, x.data, tensor_bytes(x));
         Twin t;
-        twin_make(&t, all, FORM_VALUES, row, token);
-        Timed timed = {&t, t.row.data};
+        twin_make(&t, all, form, row, token);
+        Timed timed = {&t, device_alloc(gpu, tensor_bytes(all), "copy")};
         double copy = gigabytes_per_s(time_copy, timed, 4 * n);
         double amax = gigabytes_per_s(time_amax, timed, 2 * n);
-        double quantize = gigabytes_per_s(time_quantize, timed, 6 * n);
-        printf("(%lld, %lld) %s: copy %.0f GB/s, amax %.0f GB/s (%.0f %%), quantize %.0f GB/s "
+        double quantize = gigabytes_per_s(time_quantize, timed, (2 + 2 * written) * n);
+        printf("(%lld, %lld) %s, %s: copy %.0f GB/s, amax %.0f GB/s (%.0f %%), quantize %.0f GB/s "
                "(%.0f %%)\n",
-               (long long)rows, (long long)cols, pairs[i].name, copy, amax, 100 * amax / copy,
-               quantize, 100 * quantize / copy);
-        twin_free(&t), free(all.data);
+               (long long)rows, (long long)cols, form == FORM_PACKED ? "codes" : "values",
+               pairs[i].name, copy, amax, 100 * amax / copy, quantize, 100 * quantize / copy);
+        gpu->free(gpu, timed.copy), twin_free(&t), free(all.data);
     }
     free(x.data);
 }
 
 CASE(speed) {
-    print_speed(65536, 768);
-    print_speed(65536, 3072);
+    for (int form = FORM_VALUES; form <= FORM_PACKED; form++) {
+        print_speed((OperandForm)form, 65536, 768);
+        print_speed((OperandForm)form, 65536, 3072);
+    }
 }
 
 int main(int argc, char **argv) {

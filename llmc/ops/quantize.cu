@@ -1,19 +1,13 @@
-// quantize -- on a GPU. Training's operands (VALUES, rows of 16, at most a transform along the
-// tokens, 8 dither bits) take one kernel that reads x once; every other cell and form takes a
-// kernel with a thread for each block of 16.
+// quantize -- on a GPU: the maxima, a kernel with a thread for each block of 16 for whatever cell
+// quantize_pair.cuh does not know, and the launchers.
 #include "quantize.h"
 
 #include "../device_cuda.cuh"
 #include "hadamard.h"
 #include "quantize.cuh"
+#include "quantize_pair.cuh"
 
-enum {
-    WARP = 32,
-    THREADS = 256,
-    TILE_ROWS = 32,    // of the pair kernel: two blocks of a token operand
-    TILE_COLS = 256,   // 8 a lane along a row, 2 a thread down the columns
-    TILE_PAIRS = TILE_COLS / 2
-};
+enum { WARP = 32, THREADS = 256 };
 
 // --- amax ---
 
@@ -79,240 +73,6 @@ __global__ static void __launch_bounds__(THREADS, 4)
         if (targets.plain[i]) add_block_maximum(targets.plain[i], plain_bits);
     if (TRANSFORM) add_block_maximum(targets.transformed, pack_bf16x2(0.0f, most * 0.25f));
 }
-
-// --- pairs of values ---
-
-typedef enum {
-    MODE_ABSENT,
-    MODE_NEAREST,
-    MODE_STOCHASTIC,
-    NUM_MODES,
-    MODE_NONE = NUM_MODES
-} PairMode;
-
-/* One operand of the pair kernel. values: bf16 in x's layout. */
-typedef struct {
-    uint16_t *values;
-    const float *amax;
-    Quantizer how;
-    RoundKeys keys;
-    uint32_t sign_mask;
-} PairOperand;
-typedef struct {
-    PairOperand row, token;
-    const uint16_t *x;
-    int64_t rows, cols;
-} PairArgs;
-
-/* What rounds the elements of a word: of each half its coeff, and the block scales of both as
-   bf16. */
-typedef struct {
-    float low_mult, high_mult;
-    __nv_bfloat162 scales;
-} PairScales;
-
-/* Both values of a word, rounded and scaled back; both products are exact in bf16. keep: the sign
-   bits to take over; 0 in a tensor that is not finite, whose values are all the same NaN. */
-template <PairMode MODE>
-static __device__ __forceinline__ uint32_t round_pair(uint32_t pair, PairScales s, uint32_t keep,
-                                                      float low_dither, float high_dither) {
-    float low = __fmul_rn(low_f32(pair), s.low_mult), high = __fmul_rn(high_f32(pair), s.high_mult);
-    if (MODE == MODE_NEAREST) {
-        low = e2m1_nearest(low);
-        high = e2m1_nearest(high);
-    } else {
-        low = e2m1_stochastic(low, low_dither, DITHER8_OFFSET);
-        high = e2m1_stochastic(high, high_dither, DITHER8_OFFSET);
-    }
-    uint32_t values = as_word(__hmul2_rn(as_bf16x2(pack_bf16x2(low, high)), s.scales));
-    return values | (pair & keep);
-}
-
-static __device__ __forceinline__ uint32_t signs_to_keep(Nvfp4Tensor t) {
-    return t.quant_mult == t.quant_mult ? 0x80008000u : 0;
-}
-
-/* Of the even and of the odd elements. */
-static __device__ __forceinline__ uint32_t max_abs_of_8(uint4 v) {
-    return max2(max2(abs2(v.x), abs2(v.y)), max2(abs2(v.z), abs2(v.w)));
-}
-
-/* Maxima of the 16-column blocks of two rows, of which this lane and its neighbour hold a half
-   each: the first row's in the low half of the result, the second's in the high half. */
-static __device__ __forceinline__ uint32_t row_block_maxima(uint4 first, uint4 second) {
-    uint32_t a = max_abs_of_8(first), b = max_abs_of_8(second);
-    uint32_t most = max2(__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632));
-    return max2(most, __shfl_xor_sync(0xFFFFFFFFu, most, 1));
-}
-
-/* Words of random bits for this lane's half of both rows. The even lane draws the first row's
-   group, the odd lane the second's; each hands over what the other needs. */
-typedef struct {
-    uint32_t first[2], second[2];
-} RowDraws;
-
-static __device__ __forceinline__ RowDraws draw_rows(const PairOperand &o, uint64_t own_group,
-                                                     bool odd) {
-    Philox4 own = draw_group(o.how, o.keys, own_group, 0);
-    RowDraws d;
-    for (int i = 0; i < 2; i++) {
-        uint32_t received = __shfl_xor_sync(0xFFFFFFFFu, odd ? own.w[i] : own.w[2 + i], 1);
-        d.first[i] = odd ? received : own.w[i];
-        d.second[i] = odd ? own.w[2 + i] : received;
-    }
-    return d;
-}
-
-template <PairMode MODE>
-static __device__ __forceinline__ uint4 round_row(uint4 in, float mult, float scale, uint32_t keep,
-                                                  const uint32_t draws[2]) {
-    PairScales s = {mult, mult, __float2bfloat162_rn(scale)};
-    const uint32_t word[4] = {in.x, in.y, in.z, in.w};
-    uint32_t out[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        float low = 0, high = 0;
-        if (MODE == MODE_STOCHASTIC) {
-            low = half_dither8(draws[i / 2], 2 * i % 4);
-            high = half_dither8(draws[i / 2], 2 * i % 4 + 1);
-        }
-        out[i] = round_pair<MODE>(word[i], s, keep, low, high);
-    }
-    return make_uint4(out[0], out[1], out[2], out[3]);
-}
-
-/* Rows `row` and row + 8 at columns [col, col + 8) of a row operand. All lanes of a warp come
-   here. */
-template <PairMode MODE>
-static __device__ __forceinline__ void quantize_two_rows(const PairArgs &args, Nvfp4Tensor t,
-                                                         const uint4 in[2], int64_t row,
-                                                         int64_t col) {
-    bool odd = threadIdx.x & 1;
-    uint32_t maxima = row_block_maxima(in[0], in[1]);
-    // Each lane of two works out one row's scale.
-    float own_scale =
-        nvfp4_round_scale(nvfp4_raw_scale(t, odd ? high_f32(maxima) : low_f32(maxima)));
-    float own_mult = nvfp4_element_mult(t, own_scale);
-    float other_scale = __shfl_xor_sync(0xFFFFFFFFu, own_scale, 1);
-    float other_mult = __shfl_xor_sync(0xFFFFFFFFu, own_mult, 1);
-    RowDraws draws = {};
-    if (MODE == MODE_STOCHASTIC) {
-        uint64_t group = draw_group_index(args.row.how, args.cols, row + (odd ? 8 : 0), col / 16);
-        draws = draw_rows(args.row, group, odd);
-    }
-    uint32_t keep = signs_to_keep(t);
-    uint4 first = round_row<MODE>(in[0], odd ? other_mult : own_mult, odd ? other_scale : own_scale,
-                                  keep, draws.first);
-    uint4 second = round_row<MODE>(in[1], odd ? own_mult : other_mult,
-                                   odd ? own_scale : other_scale, keep, draws.second);
-    if (row >= args.rows || col >= args.cols)
-        return;   // rows come in sixteens: row + 8 is inside when row is
-    *reinterpret_cast<uint4 *>(args.row.values + row * args.cols + col) = first;
-    *reinterpret_cast<uint4 *>(args.row.values + (row + 8) * args.cols + col) = second;
-}
-
-/* Rows [row, row + 16) at columns col and col + 1 of a token operand. */
-template <PairMode MODE, bool TRANSFORM>
-static __device__ __forceinline__ void quantize_two_columns(const PairArgs &args, Nvfp4Tensor t,
-                                                            uint32_t word[16], int64_t row,
-                                                            int64_t col) {
-    if (TRANSFORM) {
-        float low[16], high[16];
-        transform_columns(low, high, word, args.token.sign_mask);
-#pragma unroll
-        for (int r = 0; r < 16; r++) word[r] = pack_bf16x2(low[r] * 0.25f, high[r] * 0.25f);
-    }
-    uint32_t maxima = 0;
-#pragma unroll
-    for (int r = 0; r < 16; r++) maxima = max2(maxima, abs2(word[r]));
-    float low_scale = nvfp4_round_scale(nvfp4_raw_scale(t, low_f32(maxima)));
-    float high_scale = nvfp4_round_scale(nvfp4_raw_scale(t, high_f32(maxima)));
-    PairScales s = {nvfp4_element_mult(t, low_scale), nvfp4_element_mult(t, high_scale),
-                    __floats2bfloat162_rn(low_scale, high_scale)};
-    Philox4 low_draw = {}, high_draw = {};
-    if (MODE == MODE_STOCHASTIC) {
-        uint64_t group = draw_group_index(args.token.how, args.cols, col, row / 16);
-        low_draw = draw_group(args.token.how, args.token.keys, group, 0);
-        high_draw = draw_group(args.token.how, args.token.keys, group + 1, 0);
-    }
-    uint32_t keep = signs_to_keep(t);
-    uint16_t *out = args.token.values + row * args.cols + col;
-#pragma unroll
-    for (int r = 0; r < 16; r++) {
-        float low = 0, high = 0;
-        if (MODE == MODE_STOCHASTIC) {
-            low = half_dither8(low_draw.w[r / 4], r % 4);
-            high = half_dither8(high_draw.w[r / 4], r % 4);
-        }
-        *reinterpret_cast<uint32_t *>(out + r * args.cols) =
-            round_pair<MODE>(word[r], s, keep, low, high);
-    }
-}
-
-/*
-A block takes a tile of 32 rows x 256 columns. Warp w reads rows w, w + 8, w + 16, w + 24, a lane 8
-columns of each, and rounds them for the row operand; through shared memory a thread gets 16 rows x
-2 columns for the token operand.
-  bytes    2 read and 2 written per element and operand, all in full 32-byte sectors
-  limiter  memory to nearest; instruction issue for two stochastic operands, half of it Philox;
-           measured: see dev/SPEED.md
-*/
-template <PairMode ROW, PairMode TOKEN, bool TRANSFORM>
-__global__ static void __launch_bounds__(THREADS, 3) quantize_pair_kernel(PairArgs args) {
-    __shared__ uint32_t tile[TILE_ROWS][TILE_PAIRS];
-    __shared__ Nvfp4Tensor
-        tensors[2];   // of the row and of the token operand: one thread's divisions
-    int64_t tiles_per_row = (args.cols + TILE_COLS - 1) / TILE_COLS;
-    int64_t row0 = blockIdx.x / tiles_per_row * TILE_ROWS,
-            col0 = blockIdx.x % tiles_per_row * TILE_COLS;
-    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    int64_t col = col0 + lane * 8;
-    uint4 in[TILE_ROWS / 8];
-#pragma unroll
-    for (int i = 0; i < TILE_ROWS / 8; i++) {
-        int64_t row = row0 + warp + i * 8;
-        in[i] = make_uint4(0, 0, 0, 0);
-        if (row < args.rows && col < args.cols)
-            in[i] = *reinterpret_cast<const uint4 *>(args.x + row * args.cols + col);
-    }
-    if (TOKEN != MODE_ABSENT) {
-#pragma unroll
-        for (int i = 0; i < TILE_ROWS / 8; i++)
-            *reinterpret_cast<uint4 *>(&tile[warp + i * 8][lane * 4]) = in[i];
-    }
-    if (ROW != MODE_ABSENT && threadIdx.x == 0)
-        tensors[0] = nvfp4_tensor(*args.row.amax, &args.row.how.how);
-    if (TOKEN != MODE_ABSENT && threadIdx.x == WARP)
-        tensors[1] = nvfp4_tensor(*args.token.amax, &args.token.how.how);
-    __syncthreads();
-    if (ROW != MODE_ABSENT) {
-        quantize_two_rows<ROW>(args, tensors[0], in, row0 + warp, col);
-        quantize_two_rows<ROW>(args, tensors[0], in + 2, row0 + warp + 16, col);
-    }
-    if (TOKEN != MODE_ABSENT) {
-        int strip = threadIdx.x / TILE_PAIRS, pair = threadIdx.x % TILE_PAIRS;
-        int64_t row = row0 + strip * 16, pair_col = col0 + pair * 2;
-        if (row >= args.rows || pair_col >= args.cols) return;
-        uint32_t word[16];
-#pragma unroll
-        for (int r = 0; r < 16; r++) word[r] = tile[strip * 16 + r][pair];
-        quantize_two_columns<TOKEN, TRANSFORM>(args, tensors[1], word, row, pair_col);
-    }
-}
-
-typedef void PairKernel(PairArgs);
-#define PLAIN(row, token) quantize_pair_kernel<MODE_##row, MODE_##token, false>
-#define BOTH(row, token)                                                                           \
-    { PLAIN(row, token), quantize_pair_kernel<MODE_##row, MODE_##token, true> }
-// clang-format off
-// [row mode][token mode][whether the token operand is transformed]
-static PairKernel *const pair_kernels[NUM_MODES][NUM_MODES][2] = {
-    // token: absent                  nearest                      stochastic
-    {{NULL, NULL},                    BOTH(ABSENT, NEAREST),       BOTH(ABSENT, STOCHASTIC)},
-    {{PLAIN(NEAREST, ABSENT), NULL},  BOTH(NEAREST, NEAREST),      BOTH(NEAREST, STOCHASTIC)},
-    {{PLAIN(STOCHASTIC, ABSENT), NULL}, BOTH(STOCHASTIC, NEAREST), BOTH(STOCHASTIC, STOCHASTIC)},
-};
-// clang-format on
 
 // --- a thread for a block ---
 
@@ -402,21 +162,17 @@ static __device__ void store_values(const QOperand &o, const Quantizer &q, int64
 
 static __device__ void store_codes(const QOperand &o, BlockPlace p, const float magnitude[16],
                                    float scale, const uint32_t sign[16]) {
-    uint32_t word[2] = {0, 0};
+    float y[16];
 #pragma unroll
-    for (int e = 0; e < 16; e++)
-        word[e / 8] |= (e2m1_magnitude_code(magnitude[e]) | sign[e] >> 28) << e % 8 * 4;
+    for (int e = 0; e < 16; e++) y[e] = __uint_as_float(__float_as_uint(magnitude[e]) | sign[e]);
     *reinterpret_cast<uint2 *>((uint8_t *)o.data + (p.row * o.k + p.block * 16) / 2) =
-        make_uint2(word[0], word[1]);
-    int64_t padded_cols = (o.k / 16 + 3) / 4 * 4;
-    int64_t tile = p.row / 128 * (padded_cols / 4) + p.block / 4;   // as quantize_scale_offset
-    o.scales[tile * 512 + p.row % 32 * 16 + p.row % 128 / 32 * 4 + p.block % 4] =
-        nvfp4_scale_code(scale);
+        make_uint2(e2m1x8_encode(y), e2m1x8_encode(y + 8));
+    o.scales[scale_word_offset(p.row, p.block / 4, o.k) + p.block % 4] = nvfp4_scale_code(scale);
 }
 
 /*
 A thread takes a block of 16; the 16 threads of a square tile share their maximum. For every cell
-and form that the pair kernel does not know: weights once a step, ablations, packed codes.
+that the pair kernel does not know: weights once a step, ablations.
   bytes    2 read per element; 2 (values) or 9/16 (codes and scales) written; a row operand's
            accesses fill sectors, a token operand's codes do not
   limiter  memory; measured: see dev/SPEED.md
@@ -496,30 +252,8 @@ void amax_pair_cuda(Device *d, QOperand *row, const Quantizer *row_how, QOperand
     CUDA_CHECK_LAUNCH();
 }
 
-/* How the pair kernel makes this operand; MODE_NONE: not at all. */
-static PairMode pair_mode(const QOperand *o, const Quantizer *q) {
-    if (!o) return MODE_ABSENT;
-    if (o->form != FORM_VALUES || q->how.tile != TILE_ROW || (q->how.hadamard && !q->token_operand))
-        return MODE_NONE;
-    if (q->how.rounding == ROUND_NEAREST) return MODE_NEAREST;
-    return q->how.dither_bits == 8 ? MODE_STOCHASTIC : MODE_NONE;
-}
-
-static PairOperand pair_operand(const QOperand *o, const Quantizer *q) {
-    PairOperand p = {};
-    if (!o) return p;
-    p.values = (uint16_t *)o->data;
-    p.amax = o->amax;
-    p.how = *q;
-    p.keys = round_keys(q->seed);
-    p.sign_mask = hadamard_sign_mask(q->how.signs);
-    return p;
-}
-
 static void quantize_blocks(cudaStream_t stream, const QOperand *o, const Quantizer *how,
                             Tensor x) {
-    if (o->form == FORM_PACKED)
-        CUDA_CHECK(cudaMemsetAsync(o->scales, 0, quantize_scales_bytes(o->rows, o->k), stream));
     unsigned blocks = (unsigned)ceil_div(tensor_count(x) / 16, THREADS);
     quantize_block_kernel<<<blocks, THREADS, 0, stream>>>(*o, *how, round_keys(how->seed),
                                                           (const uint16_t *)x.data, x.cols,
@@ -527,28 +261,23 @@ static void quantize_blocks(cudaStream_t stream, const QOperand *o, const Quanti
     CUDA_CHECK_LAUNCH();
 }
 
+static void clear_scale_padding(cudaStream_t stream, const QOperand *o) {
+    if (scales_have_padding(o))
+        CUDA_CHECK(cudaMemsetAsync(o->scales, 0, quantize_scales_bytes(o->rows, o->k), stream));
+}
+
 void quantize_pair_cuda(Device *d, QOperand *row, const Quantizer *row_how, QOperand *token,
                         const Quantizer *token_how, Tensor x) {
     check_cuda(row, row_how, token, token_how, x);
     cudaStream_t stream = device_cuda_stream(d);
-    PairMode row_mode = pair_mode(row, row_how), token_mode = pair_mode(token, token_how);
-    if (row_mode == MODE_NONE) {
-        quantize_blocks(stream, row, row_how, x);
-        row_mode = MODE_ABSENT;
+    if (row) clear_scale_padding(stream, row);
+    if (token) clear_scale_padding(stream, token);
+    if (pair_mode(row, row_how) == MODE_NONE) quantize_blocks(stream, row, row_how, x);
+    if (pair_mode(token, token_how) == MODE_NONE) quantize_blocks(stream, token, token_how, x);
+    for (int form = 0; form < ARRAY_LEN(pair_forms); form++) {
+        PairLaunch launch = pair_launch((OperandForm)form, row, row_how, token, token_how, x);
+        if (!launch.kernel) continue;
+        launch.kernel<<<launch.blocks, PAIR_THREADS, 0, stream>>>(launch.args);
+        CUDA_CHECK_LAUNCH();
     }
-    if (token_mode == MODE_NONE) {
-        quantize_blocks(stream, token, token_how, x);
-        token_mode = MODE_ABSENT;
-    }
-    if (row_mode == MODE_ABSENT && token_mode == MODE_ABSENT) return;
-    PairArgs args = {};
-    if (row_mode != MODE_ABSENT) args.row = pair_operand(row, row_how);
-    if (token_mode != MODE_ABSENT) args.token = pair_operand(token, token_how);
-    args.x = (const uint16_t *)x.data;
-    args.rows = x.rows;
-    args.cols = x.cols;
-    int transform = token_mode != MODE_ABSENT && token_how->how.hadamard;
-    unsigned blocks = (unsigned)(ceil_div(x.rows, TILE_ROWS) * ceil_div(x.cols, TILE_COLS));
-    pair_kernels[row_mode][token_mode][transform]<<<blocks, THREADS, 0, stream>>>(args);
-    CUDA_CHECK_LAUNCH();
 }

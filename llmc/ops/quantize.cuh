@@ -1,9 +1,14 @@
-// quantize -- device helpers of the quantisers: the 16-point transform, rounding to E2M1, random
-// bits. No kernel. The scale arithmetic is nvfp4.h, one header for both devices.
+// quantize -- device helpers of the quantisers: pairs of bf16, the 16-point transform, rounding to
+// E2M1 and its codes, random bits. No kernel. The scale arithmetic is nvfp4.h, one header for both
+// devices. A host compiler can take this file too, after test/fibres.h, which defines CUDA's
+// keywords and those of its functions that are used here.
 #pragma once
+#ifdef __CUDACC__
 #include <cuda_bf16.h>
+#endif
 #include <stdint.h>
 
+#include "../dtype.h"
 #include "../rng.h"
 #include "nvfp4.h"
 #include "quantize.h"
@@ -16,22 +21,45 @@ static __device__ __forceinline__ float low_f32(uint32_t pair) {
 static __device__ __forceinline__ float high_f32(uint32_t pair) {
     return __uint_as_float(pair & 0xFFFF0000u);
 }
+static __device__ __forceinline__ uint32_t abs2(uint32_t pair) { return pair & 0x7FFF7FFFu; }
 
+#ifdef __CUDACC__
 static __device__ __forceinline__ __nv_bfloat162 as_bf16x2(uint32_t pair) {
     return *reinterpret_cast<__nv_bfloat162 *>(&pair);
 }
 static __device__ __forceinline__ uint32_t as_word(__nv_bfloat162 pair) {
     return *reinterpret_cast<uint32_t *>(&pair);
 }
-/* Rounds both to nearest even. */
+#endif
+
+/* Rounds both to nearest even. A GPU knows one NaN of bf16, 0x7FFF. */
 static __device__ __forceinline__ uint32_t pack_bf16x2(float low, float high) {
+#ifdef __CUDACC__
     return as_word(__floats2bfloat162_rn(low, high));
+#else
+    uint32_t low_bits = low == low ? bf16_from_f32(low) : 0x7FFF;
+    return (high == high ? bf16_from_f32(high) : 0x7FFFu) << 16 | low_bits;
+#endif
 }
-/* The larger of each half; a NaN is kept. */
+
+/* The larger of each half, none negative; a NaN is kept. */
 static __device__ __forceinline__ uint32_t max2(uint32_t a, uint32_t b) {
+#ifdef __CUDACC__
     return as_word(__hmax2_nan(as_bf16x2(a), as_bf16x2(b)));
+#else
+    uint32_t low = (a & 0xFFFF) > (b & 0xFFFF) ? a & 0xFFFF : b & 0xFFFF;
+    return (a >> 16 > b >> 16 ? a >> 16 : b >> 16) << 16 | low;
+#endif
 }
-static __device__ __forceinline__ uint32_t abs2(uint32_t pair) { return pair & 0x7FFF7FFFu; }
+
+/* The product of each half, rounded to nearest even. */
+static __device__ __forceinline__ uint32_t mul2(uint32_t a, uint32_t b) {
+#ifdef __CUDACC__
+    return as_word(__hmul2_rn(as_bf16x2(a), as_bf16x2(b)));
+#else
+    return pack_bf16x2(low_f32(a) * low_f32(b), high_f32(a) * high_f32(b));
+#endif
+}
 
 // --- Hadamard ---
 
@@ -95,9 +123,49 @@ static __device__ __forceinline__ float e2m1_stochastic(float y, float half_dith
     return __fmaf_rn(-(E2M1_BIG + offset), binade, __fmaf_rz(E2M1_BIG, binade, sum));
 }
 
-/* Code of a magnitude of E2M1, without sign. */
-static __device__ __forceinline__ uint32_t e2m1_magnitude_code(float q) {
-    return q < 1.0f ? (uint32_t)(q * 2.0f) : (__float_as_uint(q) >> 22) - 252u;
+// --- codes of E2M1 ---
+
+// FEAT_SM100_ALL and FEAT_SM120_ALL are what CUDA 12.8, older than the families, says of 100a and
+// 120a.
+#if defined(__CUDA_ARCH_FAMILY_SPECIFIC__)
+#define E2M1_CONVERT_NATIVE (__CUDA_ARCH_FAMILY_SPECIFIC__ >= 1000)
+#elif defined(__CUDA_ARCH_FEAT_SM100_ALL) || defined(__CUDA_ARCH_FEAT_SM120_ALL)
+#define E2M1_CONVERT_NATIVE 1
+#else
+#define E2M1_CONVERT_NATIVE 0
+#endif
+
+// The conversion in software belongs on GPUs that have no other. A target of sm_100 or later
+// without its a or f suffix could do better and would do this in silence.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000 && !E2M1_CONVERT_NATIVE
+#error "FP4 kernels need a family or specific target from sm_100 on: 100a, 103a or 120f, not 100"
+#endif
+
+/* Codes of eight values, the first in the lowest bits: nearest, ties to even, at most 6; NaN gives
+   +6. Values that E2M1 has keep their value. */
+static __device__ __forceinline__ uint32_t e2m1x8_encode(const float v[8]) {
+    uint32_t codes = 0;
+#if E2M1_CONVERT_NATIVE
+    asm("{\n\t"
+        ".reg .b8 byte<4>;\n\t"
+        "cvt.rn.satfinite.e2m1x2.f32 byte0, %2, %1;\n\t"
+        "cvt.rn.satfinite.e2m1x2.f32 byte1, %4, %3;\n\t"
+        "cvt.rn.satfinite.e2m1x2.f32 byte2, %6, %5;\n\t"
+        "cvt.rn.satfinite.e2m1x2.f32 byte3, %8, %7;\n\t"
+        "mov.b32 %0, {byte0, byte1, byte2, byte3};\n\t"
+        "}"
+        : "=r"(codes)
+        : "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "f"(v[4]), "f"(v[5]), "f"(v[6]), "f"(v[7]));
+#else
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        // 2^-126 makes 1 the smallest normal number, and the code of a magnitude its bits from 22.
+        uint32_t bits = __float_as_uint(__fmul_rn(e2m1_nearest(v[i]), 0x1p-126f));
+        uint32_t sign = v[i] == v[i] ? __float_as_uint(v[i]) >> 31 : 0;
+        codes |= (sign << 3 | bits >> 22) << 4 * i;
+    }
+#endif
+    return codes;
 }
 
 // --- random bits ---
@@ -136,7 +204,16 @@ static __device__ __forceinline__ float half_dither8(uint32_t word, int byte) {
 /* Group of random bits of the operand's block; as quantize_group of the CPU. */
 static __device__ __forceinline__ uint64_t draw_group_index(const Quantizer &q, int64_t cols,
                                                             int64_t row, int64_t block) {
-    int64_t base = q.rows_are_tokens ? q.state->token_base : 0;
+    int64_t base = q.rows_are_tokens ? q.state->token_base + q.first_row : 0;
     if (q.token_operand) return (uint64_t)((base / 16 + block) * cols + row);
     return (uint64_t)((base + row) * (cols / 16) + block);
+}
+
+// --- scales in the tiled layout ---
+
+/* Byte of the scales of blocks [4 group, 4 group + 4) of a row, which are one aligned word; as
+   quantize_scale_offset. */
+static __device__ __forceinline__ int64_t scale_word_offset(int64_t row, int64_t group, int64_t k) {
+    int64_t tile = row / 128 * ((k + 63) / 64) + group;
+    return tile * 512 + row % 32 * 16 + row % 128 / 32 * 4;
 }
