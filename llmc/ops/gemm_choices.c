@@ -2,7 +2,6 @@
 #include "gemm_choices.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -29,6 +28,18 @@ char *gemm_choice_line(const GemmChoice *c) {
                          k->b_align, k->d_align, c->workspace_bytes, c->tflops, algo);
 }
 
+static int is_flag(int32_t v) { return v == 0 || v == 1; }
+
+static int is_alignment(int32_t v) { return v > 0 && v <= 256 && (v & (v - 1)) == 0; }
+
+/* Whether there can be such a product. */
+static int is_key(const GemmKey *k) {
+    return k->m > 0 && k->n > 0 && k->k > 0 && k->a_type >= 0 && k->b_type >= 0 && k->d_type >= 0 &&
+           is_flag(k->a_k_contiguous) && is_flag(k->b_k_contiguous) && is_flag(k->has_bias) &&
+           is_flag(k->accumulate) && k->slices > 0 && is_alignment(k->a_align) &&
+           is_alignment(k->b_align) && is_alignment(k->d_align);
+}
+
 /* Whether the line, without its newline, is one. What sscanf is generous about, such as signs,
    spaces and what stands behind, shows when the choice is written again. */
 static int parse_line(const char *line, size_t length, GemmChoice *c) {
@@ -44,7 +55,7 @@ static int parse_line(const char *line, size_t length, GemmChoice *c) {
                        &k->m, &k->n, &k->k, &k->a_type, &k->b_type, &k->d_type, &k->a_k_contiguous,
                        &k->b_k_contiguous, &k->has_bias, &k->accumulate, &k->slices, &k->a_align,
                        &k->b_align, &k->d_align, &c->workspace_bytes, &c->tflops, algo);
-    if (found != 17 || !isfinite(c->tflops) || c->tflops < 0 || c->tflops > 1e6) return 0;
+    if (found != 17 || !is_key(k) || !(c->tflops >= 0 && c->tflops < 1e6)) return 0;
     for (int i = 0; i < GEMM_ALGO_WORDS && strlen(algo) == sizeof(algo) - 1; i++)
         sscanf(algo + (size_t)i * 16, "%16" SCNx64, &c->algo[i]);
     char *again = gemm_choice_line(c);
