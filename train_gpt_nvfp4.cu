@@ -28,6 +28,7 @@ nvcc; WITH_CUDA is tested here only.
 #include "llmc/optimizer.h"
 #include "llmc/outfile.h"
 #include "llmc/plan.h"
+#include "llmc/predict.h"
 #include "llmc/resume.h"
 #include "llmc/sampler.h"
 #include "llmc/schedule.h"
@@ -586,6 +587,9 @@ static int verb_plan(int num_args, char **args) {
         run.steps = config_steps(c, run.comm->size, dataloader_num_sequences(run.train));
     model_measure(&run.model, &run.config, run.device, run.ops, 1);
     print_plan(&run);
+    char *prediction = predict_text(&run.model, c, run.comm->size, run.steps);
+    log_line("%s", prediction);
+    free(prediction);
     close_run(&run);
     return EXIT_DONE;
 }

@@ -11,6 +11,7 @@ JSON may carry // comments. Sizes that need the data or the device are checked b
 #define LLMC_CONFIG_H
 
 #include "device.h"
+#include "device_facts.h"
 #include "ops/activation.h"
 #include "ops/norm.h"
 #include "recipe.h"
@@ -91,6 +92,8 @@ typedef struct {
         int count, top_k;
         float temperature;
     } sample;
+    // what the verb plan predicts; training ignores it. tokens 0: the run's length
+    struct { DeviceModel device; int64_t tokens; } plan;
     uint64_t seed;
     // no key: the lines of config_changes from model.preset alone, of what was given beside it;
     // NULL for none

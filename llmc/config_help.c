@@ -23,6 +23,7 @@ static const struct {
     {"guard", "steps that are skipped"},
     {"log", "records of the run"},
     {"sample", "text from the model"},
+    {"plan", "what the verb plan predicts"},
     {"", "device and seed"},
 };
 

@@ -186,6 +186,12 @@ const ConfigKey config_keys[] = {
     {KEY(FLOAT, sample.temperature), "1", 0, 100,
      "divides the logits; 0: always the likeliest token", "nanoGPT temperature"},
 
+    {KEY(ENUM, plan.device), "auto", 0, 0,
+     "GPU that `plan` predicts a step of, present or not; auto: the device at hand", NULL,
+     CHOICES_OF(device_facts, NUM_DEVICE_MODELS)},
+    {KEY(INT64, plan.tokens), "0", 0, MAX_COUNT,
+     "tokens that `plan` tells the hours of; 0: those of the run", NULL},
+
     {KEY(SEED, seed), "1337", 0, 0,
      "of initial weights, data order, stochastic rounding and samples; a decimal string from "
      "2^53 on", "nanoGPT seed"},

@@ -3,7 +3,8 @@
 #include "device_cuda.cuh"
 
 #include <cstdlib>
-#include <cstring>
+
+#include "device_facts.h"
 
 typedef struct {
     cudaStream_t stream;
@@ -17,35 +18,6 @@ typedef struct {
 // K is split keeps an f32 copy of itself for each part: of 3072 x 1024 in four parts (350M) 48 MiB,
 // of 3840 x 1280 (774M) 75 MiB.
 static const size_t GEMM_WORKSPACE_BYTES = (size_t)128 << 20;
-
-typedef struct {
-    const char *name_part;   // the first row whose text is in the device's name is taken
-    double bf16_flops;       // dense, FP32 accumulation
-} DevicePeak;
-
-// Sources: NVIDIA's datasheets of H200, H100, A100, L40S, L40 and L4 (figures with sparsity are
-// halved), HGX B200/B300 and GB200/GB300 NVL72 (divided by the number of GPUs); architecture white
-// papers of GA102 (RTX 3090), Ada (RTX 4090) and the RTX Blackwell GPUs (RTX 5090, RTX PRO 6000).
-static const DevicePeak device_peaks[] = {
-    {"Laptop", 0},   // mobile parts carry the names of faster desktop ones
-    {"GB300", 2500e12},
-    {"GB200", 2500e12},
-    {"B300", 2250e12},
-    {"B200", 2250e12},
-    {"H200 NVL", 835e12},
-    {"H200", 989e12},   // also "GH200"
-    {"H100 PCIe", 756e12},
-    {"H100 NVL", 835e12},
-    {"H100", 989e12},
-    {"A100", 312e12},
-    {"RTX PRO 6000 Blackwell Workstation", 503.8e12},
-    {"RTX 5090", 209.5e12},
-    {"RTX 4090", 165.2e12},
-    {"RTX 3090", 71e12},
-    {"L40S", 362e12},
-    {"L40", 181e12},
-    {"L4", 121e12},
-};
 
 // Compute capabilities with FP4 tensor cores (PTX ISA: block-scaled mma of e2m1).
 static const int fp4_capabilities[] = {100, 103, 120, 121};
@@ -152,13 +124,6 @@ static void cuda_close(Device *d) {
 
 // --- opening ---
 
-static double peak_bf16_flops(const char *name) {
-    for (int i = 0; i < ARRAY_LEN(device_peaks); i++) {
-        if (strstr(name, device_peaks[i].name_part)) return device_peaks[i].bf16_flops;
-    }
-    return 0;
-}
-
 static int has_fp4_units(int compute_capability) {
     for (int i = 0; i < ARRAY_LEN(fp4_capabilities); i++) {
         if (fp4_capabilities[i] == compute_capability) return 1;
@@ -179,7 +144,7 @@ static void describe_gpu(Device *d, int ordinal) {
             ordinal, d->name, prop.major, prop.minor);
     d->native_fp4 = has_fp4_units(d->compute_capability);
     d->num_threads = prop.multiProcessorCount;
-    d->peak_bf16_flops = peak_bf16_flops(d->name);
+    d->peak_bf16_flops = device_peak_bf16(d->name);
 }
 
 /* "driver 13.0, runtime 13.0, cuBLASLt 13.1.0". */

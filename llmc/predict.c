@@ -1,0 +1,355 @@
+/* predict -- counts the work of a step op by op, in the order of model.c; see predict.h. */
+#include "predict.h"
+
+#include <string.h>
+
+#include "common.h"
+
+/* What this program reaches, as shares of a device's bandwidth; all measured on an H200 of 4.8 TB/s
+   (dev/SPEED.md) and taken over to the others. */
+static const double COPY_SHARE = 0.85;         // element-wise ops: copy is 3.9 to 4.2 TB/s
+static const double AMAX_SHARE = 0.77;         // 3.3 to 4.1 TB/s
+static const double NEAREST_SHARE = 0.71;      // operands rounded to nearest: 3.3 to 3.5 TB/s
+static const double STOCHASTIC_SHARE = 0.54;   // 2.5 to 2.7 TB/s
+static const double SQUARE_SHARE = 0.10;       // 16x16 tiles: 0.48 TB/s
+/* For a kernel to fill the device and to drain it; assumed. */
+static const double OP_SECONDS = 4e-6;
+
+enum { TILE = 128 };   // of a product, that a multiprocessor works on
+
+/* Bytes an element, as the ops' headers state them. */
+enum {
+    AMAX_BYTES = 2,
+    QUANTISE_READ = 2,
+    NORM_FORWARD = 4,
+    NORM_BACKWARD = 8,
+    RESIDUAL = 6,
+    COLUMN_SUM = 2,
+    ROPE = 4,   // of q and k, each way
+    ACT_INPUT = 2 + 4,
+    ACT_OUTPUT = 2 + 2,   // forward and backward
+    EMBEDDING_FORWARD = 4,
+    EMBEDDING_BACKWARD = 2 + 8,
+    POSITIONS_BACKWARD = 2,
+    ZERO_BF16 = 2,
+    LOSS = 4,
+    OPTIMIZER = 30 + 4 + 4   // AdamW, norm of the gradient, zeroing it
+};
+
+const char *const predict_term_names[NUM_TERMS] = {
+    [TERM_LINEARS_BF16] = "linears bf16",
+    [TERM_LINEARS_FP8] = "linears fp8",
+    [TERM_LINEARS_FP4] = "linears nvfp4",
+    [TERM_LINEARS_EMULATED] = "linears emulated",
+    [TERM_QUANTISE_TOKENS] = "quantise x, dy",
+    [TERM_QUANTISE_WEIGHTS] = "quantise w",
+    [TERM_HEAD] = "head bf16",
+    [TERM_LOSS] = "loss",
+    [TERM_ATTENTION_FORWARD] = "attention forward",
+    [TERM_ATTENTION_BACKWARD] = "attention backward",
+    [TERM_ELEMENTWISE] = "element-wise",
+    [TERM_OPTIMIZER] = "optimizer",
+    [TERM_OPS] = "start and end of ops",
+};
+
+typedef struct {
+    Model *m;
+    const DeviceFacts *facts;
+    Device device;        // as much of it as linear.h and gemm.h ask for
+    Engine engine;        // as it would be on that device
+    int64_t tokens;       // of a micro-batch
+    double micro_steps;   // of an optimizer step
+    Prediction sum;
+} Count;
+
+Fp4Gemm predict_fp4(const Config *c, DeviceModel device) {
+    int native = device_facts[device].peak[UNIT_FP4] > 0;
+    return native && c->precision.backend != BACKEND_EMULATE ? FP4_LIBRARY : FP4_EMULATED;
+}
+
+static void count_open(Count *n, Model *m, const Config *c, DeviceModel model, int ranks) {
+    CHECK(model != DEVICE_MODEL_AUTO, "prediction for a device that nothing is known of");
+    memset(n, 0, sizeof(*n));
+    n->m = m;
+    n->facts = &device_facts[model];
+    n->device.kind = DEVICE_CUDA;
+    n->device.native_fp4 = n->facts->peak[UNIT_FP4] > 0;
+    n->device.num_threads = n->facts->multiprocessors;
+    n->engine.device = &n->device;
+    n->engine.fp4 = predict_fp4(c, model);
+    n->tokens = (int64_t)c->batch.micro * c->batch.seq_len;
+    n->micro_steps = config_accumulation(c, ranks);
+    n->sum.tokens = n->micro_steps * (double)n->tokens;
+}
+
+/* --- costs --- */
+
+static void add(Cost *to, Cost cost, double times) {
+    to->flops += cost.flops * times;
+    to->bytes += cost.bytes * times;
+    to->seconds += cost.seconds * times;
+    to->ops += cost.ops * times;
+}
+
+static Cost bytes_cost(const Count *n, double bytes, double share) {
+    Cost cost = {0, bytes, bytes / (n->facts->bandwidth * share), 1};
+    return cost;
+}
+
+/* An op of every micro-step that moves so many bytes a token. */
+static void add_tokens(Count *n, PredictTerm term, double bytes_per_token) {
+    Cost cost = bytes_cost(n, bytes_per_token * (double)n->tokens, COPY_SHARE);
+    add(&n->sum.term[term], cost, n->micro_steps);
+}
+
+/* d (m,n) over k. */
+typedef struct {
+    int64_t m, n, k;
+    TensorUnit unit;
+    double a_bytes, b_bytes, d_bytes;   // an element
+    int slices;                         // of k; each has tiles of its own
+    int splits_k;                       // the library cuts k so that no multiprocessor idles
+} Product;
+
+static Cost product_cost(const Count *n, const Product *p) {
+    const DeviceFacts *f = n->facts;
+    double m = (double)p->m, cols = (double)p->n, k = (double)p->k;
+    double tiles = (double)(ceil_div(p->m, TILE) * ceil_div(p->n, TILE) * p->slices);
+    double busy = p->splits_k || tiles > f->multiprocessors ? 1 : tiles / f->multiprocessors;
+    Cost cost = {2 * m * cols * k,
+                 m * k * p->a_bytes + cols * k * p->b_bytes + m * cols * p->d_bytes, 0, 1};
+    double arithmetic = cost.flops / (f->peak[p->unit] * f->gemm_share[p->unit] * busy);
+    double memory = cost.bytes / (f->bandwidth * COPY_SHARE);
+    double longer = arithmetic > memory ? arithmetic : memory;
+    cost.seconds = longer + (1 - f->gemm_overlap) * (arithmetic + memory - longer);
+    return cost;
+}
+
+/* --- linears --- */
+
+static const TensorUnit unit_of_elements[NUM_DTYPES] = {
+    [DT_E2M1] = UNIT_FP4, [DT_E4M3] = UNIT_FP8};   // all others: UNIT_BF16
+
+/* What multiplies: a unit both operands are made for, where the device has it; else BF16. */
+static TensorUnit unit_of(const Count *n, const Linear *l, GemmKind g) {
+    TensorUnit a = unit_of_elements[formats[l->plan.cell[g][SIDE_A].format].elem];
+    TensorUnit b = unit_of_elements[formats[l->plan.cell[g][SIDE_B].format].elem];
+    if (a != b || n->facts->peak[a] == 0) return UNIT_BF16;
+    if (a == UNIT_FP4 && n->engine.fp4 == FP4_EMULATED) return UNIT_BF16;
+    return a;
+}
+
+/* Bytes of an element of an operand, block scales included; BF16 units read decoded values. */
+static double operand_bytes(const Count *n, const Linear *l, GemmKind g, Side s) {
+    const Format *f = &formats[l->plan.cell[g][s].format];
+    if (unit_of(n, l, g) == UNIT_BF16) return dtype_info[DT_BF16].bits / 8.0;
+    double scale_bits = f->block > 0 ? (double)dtype_info[f->scale].bits / f->block : 0;
+    return (dtype_info[f->elem].bits + scale_bits) / 8.0;
+}
+
+static Product linear_product(const Count *n, const Linear *l, GemmKind g) {
+    const int64_t sizes[NUM_GEMMS][3] = {// m, n, k
+                                         {n->tokens, l->out, l->in},
+                                         {n->tokens, l->in, l->out},
+                                         {l->out, l->in, n->tokens}};
+    Product p;
+    memset(&p, 0, sizeof(p));
+    p.m = sizes[g][0];
+    p.n = sizes[g][1];
+    p.k = sizes[g][2];
+    p.unit = unit_of(n, l, g);
+    p.a_bytes = operand_bytes(n, l, g, SIDE_A);
+    p.b_bytes = operand_bytes(n, l, g, SIDE_B);
+    p.d_bytes = g == GEMM_WGRAD ? 8 : 2;   // f32, added to; bf16, written
+    p.splits_k = g == GEMM_WGRAD && p.unit != UNIT_FP4;
+    p.slices = 1;
+    if (g == GEMM_WGRAD && p.unit == UNIT_FP4) p.slices = gemm_slices(&n->device, p.m, p.n, p.k);
+    if (p.slices > 1) p.d_bytes += 8 * p.slices;   // each slice's sum in f32, written and read
+    return p;
+}
+
+/* The operands that are made of a tensor: the one along its rows, and the other one. */
+typedef enum { TENSOR_X, TENSOR_DY, TENSOR_W, NUM_TENSORS } LinearTensor;
+static const struct {
+    GemmKind gemm;
+    Side side;
+} operands_of[NUM_TENSORS][2] = {
+    [TENSOR_X] = {{GEMM_FPROP, SIDE_A}, {GEMM_WGRAD, SIDE_B}},
+    [TENSOR_DY] = {{GEMM_DGRAD, SIDE_A}, {GEMM_WGRAD, SIDE_A}},
+    [TENSOR_W] = {{GEMM_FPROP, SIDE_B}, {GEMM_DGRAD, SIDE_B}},
+};
+
+static double quantise_share(const Operand *o) {
+    if (o->tile == TILE_SQUARE) return SQUARE_SHARE;
+    return o->rounding == ROUND_STOCHASTIC ? STOCHASTIC_SHARE : NEAREST_SHARE;
+}
+
+/* Decoded values of the transposed codes are fprop's, read the other way: nothing is written. */
+static int is_written(const Count *n, const Linear *l, GemmKind g, Side s) {
+    return l->plan.cell[g][s].source != SOURCE_TRANSPOSED || unit_of(n, l, g) != UNIT_BF16;
+}
+
+/* Of one tensor: its maxima, then the operands that the plan wants, at the slower one's rate. */
+static Cost quantise_cost(const Count *n, const Linear *l, LinearTensor t, double elements) {
+    double written = 0, share = 1, amax = 0;
+    int quantised = 0;
+    for (int i = 0; i < 2; i++) {
+        GemmKind g = operands_of[t][i].gemm;
+        Side s = operands_of[t][i].side;
+        const Operand *o = &l->plan.cell[g][s];
+        if (!format_is_quantized(o->format)) continue;
+        quantised = 1;
+        if (formats[o->format].tensor_scale) amax = AMAX_BYTES;
+        if (quantise_share(o) < share) share = quantise_share(o);
+        if (is_written(n, l, g, s)) written += operand_bytes(n, l, g, s);
+    }
+    Cost cost = {0};
+    if (!quantised) return cost;
+    add(&cost, bytes_cost(n, QUANTISE_READ * elements + written * elements, share), 1);
+    if (amax > 0) add(&cost, bytes_cost(n, amax * elements, AMAX_SHARE), 1);
+    return cost;
+}
+
+static double tensor_elements(const Count *n, const Linear *l, LinearTensor t) {
+    const double elements[NUM_TENSORS] = {(double)n->tokens * l->in, (double)n->tokens * l->out,
+                                          (double)l->in * l->out};
+    return elements[t];
+}
+
+static const PredictTerm unit_terms[NUM_UNITS] = {TERM_LINEARS_BF16, TERM_LINEARS_FP8,
+                                                  TERM_LINEARS_FP4};
+
+static PredictTerm gemm_term(const Linear *l, GemmKind g, TensorUnit unit) {
+    int quantised = format_is_quantized(l->plan.cell[g][SIDE_A].format) ||
+                    format_is_quantized(l->plan.cell[g][SIDE_B].format);
+    return quantised && unit == UNIT_BF16 ? TERM_LINEARS_EMULATED : unit_terms[unit];
+}
+
+static void count_linear(Count *n, const Linear *l) {
+    Cost *term = n->sum.term;
+    for (int g = 0; g < NUM_GEMMS; g++) {
+        Product p = linear_product(n, l, (GemmKind)g);
+        add(&term[gemm_term(l, (GemmKind)g, p.unit)], product_cost(n, &p), n->micro_steps);
+    }
+    for (int t = 0; t < NUM_TENSORS; t++) {
+        Cost cost = quantise_cost(n, l, (LinearTensor)t, tensor_elements(n, l, (LinearTensor)t));
+        if (t == TENSOR_W) add(&term[TERM_QUANTISE_WEIGHTS], cost, 1);
+        else add(&term[TERM_QUANTISE_TOKENS], cost, n->micro_steps);
+    }
+    if (l->bias >= 0) add_tokens(n, TERM_ELEMENTWISE, (double)COLUMN_SUM * l->out);
+}
+
+/* --- blocks --- */
+
+/* Causal half of two products forward and of five backward. */
+static void count_attention(Count *n, const Block *b) {
+    const ModelConfig *c = b->model;
+    const DeviceFacts *f = n->facts;
+    AttentionShare share = f->attention[c->head_dim > 64];
+    double product = (double)c->heads * c->head_dim * n->m->max_T * (double)n->tokens;
+    Cost forward = {2 * product, 0, 2 * product / (f->peak[UNIT_BF16] * share.forward), 1};
+    Cost backward = {5 * product, 0, 5 * product / (f->peak[UNIT_BF16] * share.backward), 1};
+    add(&n->sum.term[TERM_ATTENTION_FORWARD], forward, n->micro_steps);
+    add(&n->sum.term[TERM_ATTENTION_BACKWARD], backward, n->micro_steps);
+    if (c->pos != POS_ROPE) return;
+    for (int pass = 0; pass < 2; pass++)
+        add_tokens(n, TERM_ELEMENTWISE, (double)ROPE * (c->heads + c->kv_heads) * c->head_dim);
+}
+
+static void count_activation(Count *n, const Block *b) {
+    add_tokens(n, TERM_ELEMENTWISE, (double)ACT_INPUT * b->in.out);
+    add_tokens(n, TERM_ELEMENTWISE, (double)ACT_OUTPUT * b->out.in);
+}
+
+static const struct {
+    const BlockKind *kind;
+    void (*count)(Count *n, const Block *b);
+} cores[] = {{&block_attn, count_attention}, {&block_mlp, count_activation}};
+
+static void count_block(Count *n, const Block *b) {
+    double dim = b->model->dim;
+    int i = 0;
+    while (i < ARRAY_LEN(cores) && cores[i].kind != b->kind) i++;
+    CHECK(i < ARRAY_LEN(cores), "the core of %s has no count", b->kind->name);
+    count_linear(n, &b->in);
+    cores[i].count(n, b);
+    count_linear(n, &b->out);
+    add_tokens(n, TERM_ELEMENTWISE, NORM_FORWARD * dim);
+    add_tokens(n, TERM_ELEMENTWISE, RESIDUAL * dim);
+    add_tokens(n, TERM_ELEMENTWISE, NORM_BACKWARD * dim);
+}
+
+/* --- the rest of the model --- */
+
+/* Three products in BF16 and the loss, for each part of the rows that the head works on. */
+static void count_head(Count *n) {
+    const Param *head = &n->m->params.params[n->m->head];
+    int64_t rows = ceil_div(n->tokens, n->m->head_chunks), vocab = head->padded_rows;
+    double times = n->micro_steps * (double)n->tokens / (double)rows;
+    const Product products[NUM_GEMMS] = {
+        {rows, vocab, head->cols, UNIT_BF16, 2, 2, 2, 1, 0},
+        {rows, head->cols, vocab, UNIT_BF16, 2, 2, 2, 1, 0},
+        {vocab, head->cols, rows, UNIT_BF16, 2, 2, 8, 1, 1},
+    };
+    for (int g = 0; g < NUM_GEMMS; g++)
+        add(&n->sum.term[TERM_HEAD], product_cost(n, &products[g]), times);
+    Cost loss = bytes_cost(n, LOSS * (double)rows * (double)vocab, COPY_SHARE);
+    add(&n->sum.term[TERM_LOSS], loss, times);
+}
+
+static void count_ends(Count *n) {
+    double dim = n->m->config.dim;
+    add_tokens(n, TERM_ELEMENTWISE, EMBEDDING_FORWARD * dim);
+    add_tokens(n, TERM_ELEMENTWISE, EMBEDDING_BACKWARD * dim);
+    if (n->m->positions >= 0) add_tokens(n, TERM_ELEMENTWISE, POSITIONS_BACKWARD * dim);
+    add_tokens(n, TERM_ELEMENTWISE, NORM_FORWARD * dim);
+    add_tokens(n, TERM_ELEMENTWISE, NORM_BACKWARD * dim);
+    add_tokens(n, TERM_ELEMENTWISE, ZERO_BF16 * dim);
+    double parameters = (double)n->m->params.num_elements;
+    add(&n->sum.term[TERM_OPTIMIZER], bytes_cost(n, OPTIMIZER * parameters, COPY_SHARE), 1);
+}
+
+Prediction predict_step(Model *m, const Config *c, DeviceModel device, int ranks) {
+    Count n;
+    count_open(&n, m, c, device, ranks);
+    for (int i = 0; i < m->num_branches; i++) count_block(&n, &m->blocks[i]);
+    count_head(&n);
+    count_ends(&n);
+    Prediction *p = &n.sum;
+    for (int i = 0; i < NUM_TERMS; i++) p->term[TERM_OPS].seconds += p->term[i].ops * OP_SECONDS;
+    for (int i = 0; i < NUM_TERMS; i++) add(&p->step, p->term[i], 1);
+    return *p;
+}
+
+/* --- crossover --- */
+
+static int is_quantised(const Linear *l, LinearTensor t, int i) {
+    return format_is_quantized(l->plan.cell[operands_of[t][i].gemm][operands_of[t][i].side].format);
+}
+
+/* One product, and of each tensor's quantising its part: half where another product wants the
+   tensor too. Weights are quantised once a step. */
+static double seconds_with_quantising(const Count *n, const Linear *l, GemmKind g) {
+    Product p = linear_product(n, l, g);
+    double seconds = product_cost(n, &p).seconds;
+    for (int t = 0; t < NUM_TENSORS; t++) {
+        LinearTensor tensor = (LinearTensor)t;
+        double calls = tensor == TENSOR_W ? 1 / n->micro_steps : 1;
+        double all = quantise_cost(n, l, tensor, tensor_elements(n, l, tensor)).seconds * calls;
+        for (int i = 0; i < 2; i++) {
+            if (operands_of[t][i].gemm != g || !is_quantised(l, tensor, i)) continue;
+            seconds += is_quantised(l, tensor, 1 - i) ? all / 2 : all;
+        }
+    }
+    return seconds;
+}
+
+Crossover predict_crossover(Model *m, const Config *c, DeviceModel device, int linear, GemmKind g) {
+    Count n;
+    count_open(&n, m, c, device, 1);
+    Linear bf16 = *model_linear(m, linear), nvfp4 = bf16;
+    bf16.plan = recipe_find("bf16")->plan;
+    nvfp4.plan = recipe_find("nvfp4")->plan;
+    Crossover x = {seconds_with_quantising(&n, &bf16, g), seconds_with_quantising(&n, &nvfp4, g)};
+    return x;
+}

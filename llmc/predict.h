@@ -1,0 +1,60 @@
+/*
+predict -- how long an optimizer step takes on a GPU that need not be there: the work that a model's
+plan asks for, counted from the model itself, over the rates of device_facts. One GPU; nothing of
+communication, evaluation and loading. Measures nothing.
+
+  a product      arithmetic: FLOPs / (peak x share x share of multiprocessors that have a tile)
+                 memory: bytes / bandwidth. The longer one, and of the other what does not overlap
+  quantising     as linear.h does it: maxima of a tensor in one pass, its operands in another
+  all else       bytes / bandwidth, each tensor read or written once an op
+A plan whose formats the device has no units for is counted in BF16, with its quantising: emulated.
+*/
+#ifndef LLMC_PREDICT_H
+#define LLMC_PREDICT_H
+
+#include "config.h"
+#include "device_facts.h"
+#include "model.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum {
+    TERM_LINEARS_BF16, TERM_LINEARS_FP8, TERM_LINEARS_FP4, TERM_LINEARS_EMULATED,
+    TERM_QUANTISE_TOKENS,    // x and dy
+    TERM_QUANTISE_WEIGHTS,
+    TERM_HEAD, TERM_LOSS, TERM_ATTENTION_FORWARD, TERM_ATTENTION_BACKWARD,
+    TERM_ELEMENTWISE,        // norms, activation, residual, rotary positions, biases, embedding
+    TERM_OPTIMIZER,          // with the norm of the gradient and its zeroing
+    TERM_OPS,                // what each op takes beside its work
+    NUM_TERMS
+} PredictTerm;
+extern const char *const predict_term_names[NUM_TERMS];
+
+typedef struct { double flops, bytes, seconds, ops; } Cost;   // ops: calls of one
+
+typedef struct {
+    double tokens;           // of the step, on one GPU
+    Cost term[NUM_TERMS];
+    Cost step;               // their sum
+} Prediction;
+
+/* One product of a linear on `tokens` rows, in BF16 and in the recipe nvfp4, each with its share of
+   what quantising costs. */
+typedef struct { double bf16, nvfp4; } Crossover;
+
+/* What would multiply NVFP4 operands there. */
+Fp4Gemm predict_fp4(const Config *c, DeviceModel device);
+/* `m` after model_declare; `ranks` share the step's tokens. */
+Prediction predict_step(Model *m, const Config *c, DeviceModel device, int ranks);
+Crossover predict_crossover(Model *m, const Config *c, DeviceModel device, int linear, GemmKind g);
+/* What the verb plan prints for plan.device: the terms, memory, the time of plan.tokens or of the
+   run's `steps` (0: not known), and the crossover of each product; or one line that says why there
+   is no prediction. `m` after model_measure, and measured again. Caller frees. */
+char *predict_text(Model *m, const Config *c, int ranks, int64_t steps);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
