@@ -127,6 +127,8 @@ CASE(what_is_counted_follows_the_plan) {
     // one operand alone is no product of FP4 units
     p = predicted(SMALL ALL_NVFP4 "precision.fprop.x.format=bf16", DEVICE_MODEL_B200);
     EXPECT_NEAR(p.term[TERM_LINEARS_EMULATED].flops, gemm, 0);
+    p = predicted(SMALL ALL_NVFP4 "precision.dgrad.w.format=bf16", DEVICE_MODEL_B200);
+    EXPECT_NEAR(p.term[TERM_LINEARS_EMULATED].flops, gemm, 0);
     // two blocks of twelve stay in BF16
     p = predicted(GPT2 "precision.recipe=nvfp4", DEVICE_MODEL_B200);
     EXPECT_NEAR(p.term[TERM_LINEARS_BF16].flops / p.term[TERM_LINEARS_FP4].flops, 0.2, 1e-12);
@@ -191,6 +193,17 @@ CASE(h200_products_within_eight_percent) {
                           "model.ffn=8192 batch.micro=8") /
                     753e12,
                 1, 0.08);
+}
+
+/* 256 x 384 has 6 tiles for 132 multiprocessors: its arithmetic takes 22 times as long. */
+CASE(few_tiles_leave_multiprocessors_idle) {
+    Setup s;
+    setup_open(&s, SMALL);
+    double arithmetic = 2.0 * 256 * 384 * 128 / (0.79 * 989e12 * 6 / 132);
+    double memory = 2 * (256 * 128 + 384 * 128 + 256 * 384) / (0.85 * 4.8e12);
+    Crossover x = predict_crossover(&s.model, &s.config, DEVICE_MODEL_H200, 0, GEMM_FPROP);
+    EXPECT_NEAR(x.bf16, arithmetic + memory, 1e-9 * x.bf16);
+    setup_close(&s);
 }
 
 /* --- what must hold --- */
