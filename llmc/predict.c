@@ -55,8 +55,8 @@ const char *const predict_term_names[NUM_TERMS] = {
 typedef struct {
     Model *m;
     const DeviceFacts *facts;
-    Device device;        // as much of it as linear.h and gemm.h ask for
-    Engine engine;        // as it would be on that device
+    Device device;   // as much of it as gemm_slices asks for
+    Fp4Gemm fp4;
     int64_t tokens;       // of a micro-batch
     double micro_steps;   // of an optimizer step
     Prediction sum;
@@ -72,11 +72,9 @@ static void count_open(Count *n, Model *m, const Config *c, DeviceModel model, i
     memset(n, 0, sizeof(*n));
     n->m = m;
     n->facts = &device_facts[model];
-    n->device.kind = DEVICE_CUDA;
     n->device.native_fp4 = n->facts->peak[UNIT_FP4] > 0;
     n->device.num_threads = n->facts->multiprocessors;
-    n->engine.device = &n->device;
-    n->engine.fp4 = predict_fp4(c, model);
+    n->fp4 = predict_fp4(c, model);
     n->tokens = (int64_t)c->batch.micro * c->batch.seq_len;
     n->micro_steps = config_accumulation(c, ranks);
     n->sum.tokens = n->micro_steps * (double)n->tokens;
@@ -135,7 +133,7 @@ static TensorUnit unit_of(const Count *n, const Linear *l, GemmKind g) {
     TensorUnit a = unit_of_elements[formats[l->plan.cell[g][SIDE_A].format].elem];
     TensorUnit b = unit_of_elements[formats[l->plan.cell[g][SIDE_B].format].elem];
     if (a != b || n->facts->peak[a] == 0) return UNIT_BF16;
-    if (a == UNIT_FP4 && n->engine.fp4 == FP4_EMULATED) return UNIT_BF16;
+    if (a == UNIT_FP4 && n->fp4 == FP4_EMULATED) return UNIT_BF16;
     return a;
 }
 
