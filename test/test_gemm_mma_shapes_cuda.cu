@@ -1,5 +1,5 @@
-// test_gemm_mma_shapes_cuda -- the own NVFP4 GEMM beside the emulated product at the sizes of models:
-// every GEMM of GPT-2 124M and of one Llama-2 7B layer. Normal data sum without rounding up to
+// test_gemm_mma_shapes_cuda -- the own NVFP4 GEMM beside the emulated product at the sizes of
+// models: every GEMM of GPT-2 124M and of one Llama-2 7B layer. Normal data sum without rounding up to
 // K = 16384, so the two are equal bit for bit there; beyond, and for adversarial data, they differ
 // by no more than the bound on the step rule's truncations.
 #include "../llmc/device_cuda.cuh"
