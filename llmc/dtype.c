@@ -18,6 +18,7 @@ const DTypeInfo dtype_info[NUM_DTYPES] = {
     [DT_U8]   = {"u8",   8,    "U8"},
     [DT_E2M1] = {"e2m1", 4,    NULL},
     [DT_E4M3] = {"e4m3", 8,    "F8_E4M3"},
+    [DT_E5M2] = {"e5m2", 8,    "F8_E5M2"},
 };
 // clang-format on
 
@@ -70,27 +71,57 @@ uint8_t e2m1_encode_stochastic(float x, uint32_t draw, int bits) {
     return with_sign(code, x);
 }
 
-// --- E4M3 ---
+// --- E4M3 and E5M2 ---
 
-enum { E4M3_NAN = 0x7F, E4M3_TOP = 0x7E, E4M3_SIGN = 0x80, E4M3_MIN_EXPONENT = -6 };
+enum { FP8_NAN = 0x7F, FP8_SIGN = 0x80, E4M3_TOP = 0x7E, E5M2_TOP = 0x7B, E5M2_INFINITY = 0x7C };
+enum { E4M3_MANTISSA = 3, E4M3_MIN_EXPONENT = -6, E5M2_MANTISSA = 2, E5M2_MIN_EXPONENT = -14 };
+
+static float with_sign_of(uint8_t code, float magnitude) {
+    return code & FP8_SIGN ? -magnitude : magnitude;
+}
+
+/* All ones: a GPU's NaN, so that devices agree on the bits they store. */
+static float fp8_nan(uint8_t code) { return f32_from_bits(code & FP8_SIGN ? ~0u : 0x7FFFFFFFu); }
+
+/* Magnitude of a code that is finite. */
+static float fp8_magnitude(uint8_t code, int mantissa_bits, int min_exponent) {
+    int one = 1 << mantissa_bits;
+    int exponent = (code & FP8_NAN) >> mantissa_bits, mantissa = code & (one - 1);
+    if (exponent == 0) return ldexpf((float)mantissa, min_exponent - mantissa_bits);
+    return ldexpf((float)(one + mantissa), exponent - 1 + min_exponent - mantissa_bits);
+}
 
 float e4m3_decode(uint8_t code) {
-    int exponent = code >> 3 & 15, mantissa = code & 7;
-    // All ones: a GPU's NaN, so that devices agree on the bits they store.
-    if ((code & E4M3_NAN) == E4M3_NAN) return f32_from_bits(code & E4M3_SIGN ? ~0u : 0x7FFFFFFFu);
-    float magnitude = exponent == 0 ? ldexpf((float)mantissa, E4M3_MIN_EXPONENT - 3)
-                                    : ldexpf((float)(8 + mantissa), exponent - 7 - 3);
-    return code & E4M3_SIGN ? -magnitude : magnitude;
+    if ((code & FP8_NAN) == FP8_NAN) return fp8_nan(code);
+    return with_sign_of(code, fp8_magnitude(code, E4M3_MANTISSA, E4M3_MIN_EXPONENT));
+}
+
+float e5m2_decode(uint8_t code) {
+    if ((code & FP8_NAN) > E5M2_INFINITY) return fp8_nan(code);
+    if ((code & FP8_NAN) == E5M2_INFINITY) return with_sign_of(code, INFINITY);
+    return with_sign_of(code, fp8_magnitude(code, E5M2_MANTISSA, E5M2_MIN_EXPONENT));
+}
+
+/* Code of the nearest number to a magnitude below the largest. */
+static uint8_t fp8_nearest(float a, int mantissa_bits, int min_exponent) {
+    int exponent = a > ldexpf(1.0f, min_exponent) ? ilogbf(a) : min_exponent;   // of a's leading bit
+    // a in units of its last kept bit: between one and two times 2^mantissa_bits for a normal
+    // number, the upper end being the next exponent's lower one; less for a subnormal one. Scaling
+    // by a power of two is exact, rintf takes ties to even.
+    int significand = (int)rintf(ldexpf(a, mantissa_bits - exponent));
+    return (uint8_t)(((exponent - min_exponent) << mantissa_bits) + significand);
 }
 
 uint8_t e4m3_encode(float x) {
-    if (isnan(x)) return E4M3_NAN;
-    uint8_t sign = signbit(x) ? E4M3_SIGN : 0;
-    float a = fabsf(x);
-    if (a >= E4M3_MAX) return sign | E4M3_TOP;
-    int exponent = a > 0x1p-6f ? ilogbf(a) : E4M3_MIN_EXPONENT;   // of the leading bit of a
-    // a in units of its last kept bit: 8..16 for a normal number, 16 being the next exponent's 8;
-    // below 8 for a subnormal one. Scaling by a power of two is exact, rintf takes ties to even.
-    int significand = (int)rintf(ldexpf(a, 3 - exponent));
-    return sign | (uint8_t)((exponent - E4M3_MIN_EXPONENT) * 8 + significand);
+    if (isnan(x)) return FP8_NAN;
+    uint8_t sign = signbit(x) ? FP8_SIGN : 0;
+    if (fabsf(x) >= E4M3_MAX) return sign | E4M3_TOP;
+    return sign | fp8_nearest(fabsf(x), E4M3_MANTISSA, E4M3_MIN_EXPONENT);
+}
+
+uint8_t e5m2_encode(float x) {
+    if (isnan(x)) return FP8_NAN;
+    uint8_t sign = signbit(x) ? FP8_SIGN : 0;
+    if (fabsf(x) >= E5M2_MAX) return sign | E5M2_TOP;
+    return sign | fp8_nearest(fabsf(x), E5M2_MANTISSA, E5M2_MIN_EXPONENT);
 }

@@ -22,6 +22,7 @@ typedef enum {
     DT_U8,      // raw bytes, packed codes
     DT_E2M1,    // FP4, two a byte, even element in the low nibble
     DT_E4M3,    // FP8 "fn": no infinity, 0x7F is NaN, largest 448
+    DT_E5M2,    // FP8: 0x7C is infinity, beyond it NaN, largest 57344
     NUM_DTYPES
 } DType;
 
@@ -62,6 +63,11 @@ uint8_t e2m1_encode_stochastic(float x, uint32_t draw, int bits);
 #define E4M3_MAX 448.0f
 float e4m3_decode(uint8_t code);
 uint8_t e4m3_encode(float x);
+
+/* --- E5M2: nearest even, saturating to 57344, infinity too; NaN gives 0x7F; the sign is kept --- */
+#define E5M2_MAX 57344.0f
+float e5m2_decode(uint8_t code);
+uint8_t e5m2_encode(float x);
 
 #ifdef __cplusplus
 }

@@ -145,6 +145,47 @@ CASE(e4m3_saturates) {
     EXPECT_EQ_I64(e4m3_encode(NAN), 0x7F);
 }
 
+// --- E5M2 ---
+
+static double e5m2_table(int code) {
+    int exponent = code >> 2, mantissa = code & 3;
+    return exponent ? ldexp(1 + mantissa / 4.0, exponent - 15) : ldexp(mantissa, -16);
+}
+
+CASE(e5m2_codes_round_trip) {
+    for (int c = 0; c < 0x7C; c++) {
+        float value = e5m2_decode((uint8_t)c);
+        EXPECT(value == (float)e5m2_table(c), "code %d is %g", c, value);
+        EXPECT_EQ_I64(e5m2_encode(value), c, "nearest of %g", value);
+        EXPECT_EQ_I64(e5m2_encode(-value), c | 0x80, "nearest of -%g", value);
+        EXPECT(bf16_to_f32(bf16_from_f32(value)) == value, "%g is no bf16 number", value);
+    }
+    EXPECT(e5m2_decode(0x3C) == 1 && e5m2_decode(0x7B) == E5M2_MAX, "1 and 57344");
+    EXPECT(e5m2_decode(0x04) == 0x1p-14f && e5m2_decode(0x81) == -0x1p-16f, "smallest numbers");
+    EXPECT(e5m2_decode(0x7C) == INFINITY && e5m2_decode(0xFC) == -INFINITY, "infinities");
+    for (int c = 0x7D; c <= 0x7F; c++)
+        EXPECT(isnan(e5m2_decode((uint8_t)c)) && isnan(e5m2_decode((uint8_t)(c | 0x80))), "%d", c);
+}
+
+CASE(e5m2_ties_go_to_even) {
+    for (int c = 0; c < 0x7B; c++) {
+        float tie = (float)((e5m2_table(c) + e5m2_table(c + 1)) / 2);
+        EXPECT_EQ_I64(e5m2_encode(nextafterf(tie, 0)), c, "below %g", tie);
+        EXPECT_EQ_I64(e5m2_encode(tie), c + (c & 1), "at %g", tie);
+        EXPECT_EQ_I64(e5m2_encode(nextafterf(tie, 1e6f)), c + 1, "above %g", tie);
+    }
+}
+
+CASE(e5m2_saturates) {
+    static const float large[] = {57344, 57345, 61440, 65536, 1e9f, FLT_MAX, INFINITY};
+    for (int i = 0; i < ARRAY_LEN(large); i++) {
+        EXPECT_EQ_I64(e5m2_encode(large[i]), 0x7B, "%g", large[i]);
+        EXPECT_EQ_I64(e5m2_encode(-large[i]), 0xFB, "-%g", large[i]);
+    }
+    EXPECT_EQ_I64(e5m2_encode(NAN), 0x7F);
+    EXPECT_EQ_I64(e5m2_encode(-0.0f), 0x80);
+}
+
 /* The branch-free rounding of the fast paths against the oracle: every bf16 number, and every tie
    with its neighbours. */
 CASE(nvfp4_scale_rounding_is_e4m3) {
@@ -196,7 +237,7 @@ CASE(e2m1_times_e4m3_is_exact_in_bf16) {
 }
 
 CASE(dtype_sizes) {
-    static const size_t bytes_of_6[NUM_DTYPES] = {24, 12, 24, 6, 3, 6};
+    static const size_t bytes_of_6[NUM_DTYPES] = {24, 12, 24, 6, 3, 6, 6};
     for (int t = 0; t < NUM_DTYPES; t++)
         EXPECT_EQ_I64(dtype_bytes((DType)t, 6), bytes_of_6[t], "%s", dtype_info[t].name);
     EXPECT_ABORTS("3 values of e2m1", dtype_bytes(DT_E2M1, 3));
