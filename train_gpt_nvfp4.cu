@@ -2,7 +2,7 @@
 train_gpt_nvfp4 -- pretrains language models with 4-bit NVFP4 matrix products: parse, build, loop,
 report.
 
-  train_gpt_nvfp4 [train|eval|sample|plan|ckpt verify|help] config.json ... key=value ...
+  train_gpt_nvfp4 [train|eval|sample|plan|selftest|ckpt verify|help] config.json ... key=value ...
 
 Reads from top to bottom: what a run is made of, how it is set up, one optimizer step, the loop
 around it, the other verbs, main. There is no kernel here, so that a C++ compiler builds it without
@@ -22,6 +22,7 @@ nvcc; WITH_CUDA is tested here only.
 #include "llmc/config.h"
 #include "llmc/dataloader.h"
 #include "llmc/eval.h"
+#include "llmc/gemm_cache.h"
 #include "llmc/guard.h"
 #include "llmc/metrics.h"
 #include "llmc/model.h"
@@ -32,6 +33,8 @@ nvcc; WITH_CUDA is tested here only.
 #include "llmc/resume.h"
 #include "llmc/sampler.h"
 #include "llmc/schedule.h"
+#include "llmc/selftest.h"
+#include "llmc/selftest_start.h"
 #include "llmc/tokenizer.h"
 #include "llmc/version.h"
 
@@ -142,10 +145,34 @@ static void open_tokenizer(Run *r) {
     }
 }
 
-/* Refuses what the device cannot hold before it takes any memory, with what would help. */
-static void place_model(Run *r, int training) {
+static SelftestOptions selftest_options(Run *r, int verbose) {
+    const Config *c = &r->config;
+    SelftestOptions options = {r->device, r->ops, r->model.engine.fp4, &r->model,
+                               (int64_t)c->batch.micro * c->batch.seq_len, verbose};
+    return options;
+}
+
+/* Algorithms and rates of the GEMMs; those of `checkpoint`, where there is one, go on. */
+static void settle_gemms(Run *r, const char *checkpoint) {
+    const Config *c = &r->config;
+    char *algorithms = checkpoint ? checkpoint_gemm_algorithms(checkpoint) : NULL;
+    r->rates = gemm_cache_prepare(&r->model, (int64_t)c->batch.micro * c->batch.seq_len, r->host,
+                                  algorithms);
+    free(algorithms);
+}
+
+/* Tests the device at its first start. Refuses what it cannot hold before it takes any memory, with
+   what would help. */
+static void fit_model(Run *r, int training) {
     size_t free_bytes, total_bytes;
     model_measure(&r->model, &r->config, r->device, r->ops, training);
+    SelftestOptions options = selftest_options(r, 0);
+    int asks = r->device->kind == DEVICE_CUDA && r->model.quantized;
+    if (asks && selftest_at_start(&options, &r->config, r->host)) {
+        r->model.engine.fp4 = FP4_EMULATED;
+        plan_precision_tag(&r->model, &r->config, r->precision_tag, sizeof(r->precision_tag));
+        model_measure(&r->model, &r->config, r->device, r->ops, training);   // of other operands
+    }
     r->device->memory(r->device, &free_bytes, &total_bytes);
     if (plan_memory_bytes(&r->model) > free_bytes) {
         char *table = plan_memory_text(&r->model);
@@ -156,7 +183,6 @@ static void place_model(Run *r, int training) {
             (double)plan_memory_bytes(&r->model) / 1048576.0, r->device->name,
             (double)free_bytes / 1048576.0, table);
     }
-    model_place(&r->model, &r->config, r->device, r->ops, training);
 }
 
 static void print_plan(Run *r) {
@@ -250,10 +276,13 @@ static void save_checkpoint(Run *r) {
         CheckpointField fields[2];
         CheckpointState s = checkpoint_state(r, fields);
         s.config = r->config_json;
+        char *algorithms = r->ops->gemm_choices_save(r->device);
+        s.gemm_algorithms = algorithms;
         CheckpointPolicy policy = {c->ckpt.dir, (int)c->ckpt.keep, c->ckpt.major_every, r->staging,
                                    STAGING_BYTES};
         double started = now_ms();
         checkpoint_save(&policy, &r->model.params, r->device, &s);
+        free(algorithms);
         log_line("checkpoint  %s/step_%08lld, %.1f s", c->ckpt.dir, (long long)r->step,
                  (now_ms() - started) / 1000.0);
     }
@@ -530,8 +559,9 @@ static void claim_directories(const Config *c) {
 static void rehearse(Run *r) {
     const Config *c = &r->config;
     model_measure(&r->model, c, r->device, r->ops, 1);
+    char *checkpoint = resume_find(c, 1);
+    settle_gemms(r, checkpoint);
     print_plan(r);
-    char *checkpoint = resume_find(&r->config, 1);
     if (checkpoint) resume_compare(c, checkpoint, 1);
     free(checkpoint);
     metrics_check(c->log.dir, c->log.reference);
@@ -554,11 +584,13 @@ static int verb_train(int num_args, char **args) {
     r->inputs = (int32_t *)xmalloc(batch_bytes);
     r->targets = (int32_t *)xmalloc(batch_bytes);
     r->staging = xmalloc(STAGING_BYTES);
-    place_model(r, 1);
-    print_plan(r);
+    fit_model(r, 1);
     if (r->host->rank == 0) claim_directories(c);
     r->host->barrier(r->host);
-    char *checkpoint = resume_find(&r->config, 1);
+    char *checkpoint = resume_find(c, 1);
+    settle_gemms(r, checkpoint);
+    model_place(&r->model, c, r->device, r->ops, 1);
+    print_plan(r);
     if (checkpoint) load_checkpoint(r, checkpoint, 1);
     else model_init(&r->model, c->seed);
     free(checkpoint);
@@ -586,6 +618,7 @@ static int verb_plan(int num_args, char **args) {
     if (run.train && has_length)
         run.steps = config_steps(c, run.comm->size, dataloader_num_sequences(run.train));
     model_measure(&run.model, &run.config, run.device, run.ops, 1);
+    settle_gemms(&run, NULL);
     print_plan(&run);
     char *prediction = predict_text(&run.model, c, run.comm->size, run.steps);
     log_line("%s", prediction);
@@ -596,13 +629,17 @@ static int verb_plan(int num_args, char **args) {
 
 /* The model of a checkpoint, for evaluation. */
 static void load_trained(Run *r) {
-    place_model(r, 0);
+    fit_model(r, 0);
+    model_place(&r->model, &r->config, r->device, r->ops, 0);
     char *checkpoint = resume_find(&r->config, 0);
     if (!checkpoint) {
         die(EXIT_DATA, "there is no checkpoint in ckpt.dir %s; set ckpt.resume to the path of one",
             r->config.ckpt.dir);
     }
     load_checkpoint(r, checkpoint, 0);
+    char *algorithms = checkpoint_gemm_algorithms(checkpoint);
+    if (algorithms) r->ops->gemm_choices_load(r->device, algorithms);
+    free(algorithms);
     free(checkpoint);
     model_prepare_weights(&r->model);
 }
@@ -633,6 +670,32 @@ static int verb_sample(int num_args, char **args) {
     return EXIT_DONE;
 }
 
+/* Of NVFP4 unless the config says otherwise: what needs proof. */
+static int verb_selftest(int num_args, char **args) {
+    Run run;
+    Run *r = &run;
+    char recipe[] = "precision.recipe=nvfp4";
+    char **words = (char **)xmalloc((size_t)(num_args + 1) * sizeof(char *));
+    words[0] = recipe;
+    for (int i = 0; i < num_args; i++) words[i + 1] = args[i];
+    open_run(r, num_args + 1, words, 0);
+    log_line("%s", version_build());
+    log_line("device      %s, compute capability %d.%d; %s", r->device->name,
+             r->device->compute_capability / 10, r->device->compute_capability % 10,
+             r->device->libraries);
+    log_line("precision   %s", r->precision_tag);
+    SelftestOptions options = selftest_options(r, 1);
+    SelftestReport report = selftest_run(&options);
+    log_line("%d passed, %d failed", report.passed, report.failed);
+    char *tuple = selftest_tuple(&options);
+    if (tuple && report.failed == 0) selftest_remember(tuple);
+    free(tuple);
+    free(report.table);
+    free(words);
+    close_run(r);
+    return report.failed == 0 ? EXIT_DONE : EXIT_DEVICE;
+}
+
 static int verb_ckpt(int num_args, char **args) {
     if (num_args != 2 || strcmp(args[0], "verify") != 0)
         die(EXIT_CONFIG, "usage: train_gpt_nvfp4 ckpt verify DIR");
@@ -656,6 +719,8 @@ static const Verb verbs[] = {
     {"eval", verb_eval, "validation loss of a checkpoint"},
     {"sample", verb_sample, "text from a checkpoint"},
     {"plan", verb_plan, "precision, memory and FLOPs of a run"},
+    {"selftest", verb_selftest,
+     "does this device compute what it should? every op, and the products of a model's linears"},
     {"ckpt", verb_ckpt,
      "ckpt verify DIR: checks the files of the newest checkpoint in DIR, or of the run there"},
     {"help", verb_help,
@@ -689,7 +754,8 @@ static int verb_help(int num_args, char **args) {
 static void refuse_unknown_verb(const char *word) {
     if (word[0] == '-' || strpbrk(word, "=./") || file_exists(word)) return;
     die(EXIT_CONFIG,
-        "\"%s\" is neither a verb nor a file; verbs are train, eval, sample, plan, ckpt, help",
+        "\"%s\" is neither a verb nor a file; verbs are train, eval, sample, plan, selftest, "
+        "ckpt, help",
         word);
 }
 

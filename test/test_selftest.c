@@ -7,6 +7,7 @@ fault is planted; and what passed is remembered, once and for this very tuple.
 #include <glob.h>
 #include <sys/stat.h>
 
+#include "../llmc/selftest_start.h"
 #include "selftest_faults.h"
 
 static Device *cpu;
@@ -147,6 +148,42 @@ CASE(a_cache_that_cannot_be_written_is_no_error) {
     EXPECT_EQ_I64(selftest_known("tuple\n"), 0);
     selftest_remember("tuple\n");
     EXPECT_EQ_I64(selftest_known(NULL), 0);
+}
+
+// --- at the start of a run ---
+
+/* selftest_at_start of the small model with a fault planted. */
+static int start_with(void (*plant)(Ops *ops), Fp4Gemm fp4, BackendKind backend) {
+    Ops ops = *sound;
+    SmallModel m;
+    plant(&ops);
+    small_model_open(&m);
+    m.config.precision.backend = backend;
+    SelftestOptions o = {cpu, &ops, fp4, &m.model, 96, 0};
+    Comm *host = comm_host_open();
+    int emulate = selftest_at_start(&o, &m.config, host);
+    host->close(host);
+    small_model_close(&m);
+    return emulate;
+}
+
+static void plant_nothing(Ops *ops) { (void)ops; }
+
+CASE(a_start_falls_back_only_where_the_keys_let_it) {
+    setenv("XDG_CACHE_HOME", test_scratch("start"), 1);
+    EXPECT_EQ_I64(start_with(plant_alpha, FP4_LIBRARY, BACKEND_AUTO), 1, "auto");
+    EXPECT_DIES(EXIT_DEVICE, "does not multiply NVFP4 codes as it should",
+                start_with(plant_alpha, FP4_LIBRARY, BACKEND_NATIVE));
+    EXPECT_DIES(EXIT_DEVICE, "FAIL  alpha fprop",
+                start_with(plant_alpha, FP4_LIBRARY, BACKEND_NATIVE));
+    EXPECT_DIES(EXIT_DEVICE, "does not compute what it should",
+                start_with(plant_alpha, FP4_EMULATED, BACKEND_AUTO));
+    EXPECT_DIES(EXIT_DEVICE, "FAIL  stochastic rounding",
+                start_with(plant_draws, FP4_LIBRARY, BACKEND_AUTO));
+    // A failure is not remembered, a pass is: the fault that comes after it is not looked for.
+    EXPECT_EQ_I64(start_with(plant_nothing, FP4_LIBRARY, BACKEND_NATIVE), 0, "sound");
+    EXPECT_EQ_I64(start_with(plant_alpha, FP4_LIBRARY, BACKEND_NATIVE), 0, "remembered");
+    unsetenv("XDG_CACHE_HOME");
 }
 
 int main(int argc, char **argv) {
