@@ -1,6 +1,8 @@
 /* backend -- the choice of backend.h. */
 #include "backend.h"
 
+#include <string.h>
+
 #include "common.h"
 
 enum { PACKED_K_DIVISOR = 32 };   // cuBLASLt's kernels and gemm_mma's: 16 bytes of codes
@@ -17,9 +19,37 @@ const char *backend_name(Fp4Gemm fp4, const Device *d) {
     return backend_is_native(fp4, d) ? "native" : "software";
 }
 
+static int is_fp8(const Linear *l, GemmKind g) {
+    return format_is_fp8(l->plan.cell[g][SIDE_A].format);
+}
+
+const char *backend_gemm_name(const Engine *e, const Linear *l, GemmKind g) {
+    if (linear_gemm_form(e, l, g) == FORM_VALUES) return "emulated";
+    return is_fp8(l, g) ? "native" : backend_name(e->fp4, e->device);
+}
+
+static int is_quantized(const Linear *l, GemmKind g) {
+    return format_is_quantized(l->plan.cell[g][SIDE_A].format) ||
+           format_is_quantized(l->plan.cell[g][SIDE_B].format);
+}
+
+const char *backend_run_name(Model *m) {
+    const char *all = NULL;
+    for (int i = 0; i < NUM_GEMMS * model_num_linears(m); i++) {
+        const Linear *l = model_linear(m, i / NUM_GEMMS);
+        GemmKind g = (GemmKind)(i % NUM_GEMMS);
+        if (!is_quantized(l, g)) continue;
+        const char *name = backend_gemm_name(&m->engine, l, g);
+        if (all && strcmp(all, name) != 0) return "mixed";
+        all = name;
+    }
+    return all ? all : "plain";
+}
+
 const char *backend_kernel(const Engine *e, const Linear *l, GemmKind g) {
     if (e->device->kind == DEVICE_CPU) return sgemm_name;
     if (linear_gemm_form(e, l, g) == FORM_VALUES) return "cuBLASLt bf16";
+    if (is_fp8(l, g)) return "cuBLASLt fp8";
     if (e->fp4 == FP4_LIBRARY) return "cuBLASLt nvfp4";
     return has_fp4_mma(e->device) ? "mma.sync nvfp4" : "mma.sync nvfp4 in software";
 }
@@ -45,8 +75,8 @@ static void refuse_mma(const Config *c, const Device *d) {
     }
 }
 
-/* What the keys and the device say, before any shape is looked at. */
-static Fp4Gemm wanted(const Config *c, const Device *d) {
+/* What the keys and the device say of NVFP4, before any shape is looked at. */
+static Fp4Gemm wanted_fp4(const Config *c, const Device *d) {
     int mma = c->precision.gemm == GEMM_KERNEL_MMA;
     if (mma) refuse_mma(c, d);
     Fp4Gemm fp4 = mma ? FP4_MMA : d->native_fp4 ? FP4_LIBRARY : FP4_EMULATED;
@@ -55,10 +85,33 @@ static Fp4Gemm wanted(const Config *c, const Device *d) {
     return fp4;
 }
 
+/* And of FP8. */
+static int wanted_fp8(const Config *c, const Device *d) {
+    if (c->precision.backend == BACKEND_NATIVE && !d->native_fp8) {
+        die(EXIT_CONFIG,
+            "precision.backend is native and operands are FP8, but %s has no FP8 tensor cores "
+            "(sm_89 and later); set precision.backend=emulate",
+            d->name);
+    }
+    return d->native_fp8 && c->precision.backend != BACKEND_EMULATE;
+}
+
+/* Whether operands of the model have a format that has blocks, or one that has none. */
+static int has_operands(Model *m, int with_blocks) {
+    for (int id = 0; id < model_num_linears(m); id++) {
+        const LinearPlan *plan = &model_linear(m, id)->plan;
+        for (int i = 0; i < NUM_GEMMS * NUM_SIDES; i++) {
+            FormatId f = plan->cell[i / NUM_SIDES][i % NUM_SIDES].format;
+            if (with_blocks ? format_has_blocks(f) : format_is_fp8(f)) return 1;
+        }
+    }
+    return 0;
+}
+
 static void refuse_size(const Linear *l, const char *what, int64_t size, const char *keys) {
     if (size % PACKED_K_DIVISOR == 0) return;
     die(EXIT_CONFIG,
-        "precision of %s: products of NVFP4 codes sum over multiples of %d, and its %s are %lld; "
+        "precision of %s: products of codes sum over multiples of %d, and its %s are %lld; "
         "change %s, or set precision.backend=emulate and precision.gemm=cublaslt",
         l->name, PACKED_K_DIVISOR, what, (long long)size, keys);
 }
@@ -76,7 +129,8 @@ static void check_sizes(const Engine *e, const Linear *l, int64_t tokens) {
 void backend_choose(Model *m, const Config *c, Device *d) {
     Engine *e = &m->engine;
     e->device = d;
-    e->fp4 = m->quantized ? wanted(c, d) : FP4_EMULATED;
+    e->fp4 = has_operands(m, 1) ? wanted_fp4(c, d) : FP4_EMULATED;
+    e->fp8 = has_operands(m, 0) ? wanted_fp8(c, d) : 0;
     for (int id = 0; id < model_num_linears(m); id++)
         check_sizes(e, model_linear(m, id), (int64_t)c->batch.micro * c->batch.seq_len);
 }

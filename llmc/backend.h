@@ -1,7 +1,8 @@
 /*
-backend -- decides, once and before memory is laid out, what multiplies the NVFP4 operands of a run
-on the device at hand, and says it in the words of plans and log lines. Multiplies nothing.
+backend -- decides, once and before memory is laid out, what multiplies the quantised operands of a
+run on the device at hand, and says it in the words of plans and log lines. Multiplies nothing.
 
+NVFP4 on both sides of a GEMM:
   precision.backend  precision.gemm   FP4 units            no FP4 units
   auto               cublaslt         FP4_LIBRARY          FP4_EMULATED
   auto               mma              FP4_MMA              FP4_MMA, in software
@@ -10,6 +11,15 @@ on the device at hand, and says it in the words of plans and log lines. Multipli
   emulate            mma              refused              refused
 mma.sync of FP4 exists on sm_120 and sm_121 only: elsewhere FP4_MMA is software, and native refuses
 it. A CPU emulates, and refuses mma.
+
+FP8 on both sides, whatever precision.gemm is:
+  precision.backend  FP8 units              no FP8 units
+  auto               codes, by cuBLASLt     emulated
+  native             codes, by cuBLASLt     refused
+  emulate            emulated               emulated
+
+Every other pair of formats is emulated everywhere: NVFP4 by FP8, either by BF16, E5M2 by E5M2. No
+GPU multiplies these; native refuses a device for the units that it lacks, not for such pairs.
 */
 #ifndef LLMC_BACKEND_H
 #define LLMC_BACKEND_H
@@ -21,7 +31,7 @@ it. A CPU emulates, and refuses mma.
 extern "C" {
 #endif
 
-/* Sets the engine's device and fp4, after model_declare. Dies with EXIT_CONFIG where the keys ask
+/* Sets the engine's device, fp4 and fp8, after model_declare. Dies with EXIT_CONFIG where the keys ask
    for what the device does not have, or where packed operands cannot have the sizes of some linear,
    which it names. */
 void backend_choose(Model *m, const Config *c, Device *d);
@@ -29,8 +39,13 @@ void backend_choose(Model *m, const Config *c, Device *d);
 int backend_is_native(Fp4Gemm fp4, const Device *d);
 /* "native", "emulated", "software"; of FP4_EMULATED without asking the device. */
 const char *backend_name(Fp4Gemm fp4, const Device *d);
-/* What runs one GEMM of a linear: "cuBLASLt bf16", "cuBLASLt nvfp4", "mma.sync nvfp4",
-   "OpenBLAS". */
+/* The same of one GEMM with a quantised operand. */
+const char *backend_gemm_name(const Engine *e, const Linear *l, GemmKind g);
+/* The same of all of a model's GEMMs with quantised operands: what they have in common, else
+   "mixed"; "plain" where there is none. */
+const char *backend_run_name(Model *m);
+/* What runs one GEMM of a linear: "cuBLASLt bf16", "cuBLASLt fp8", "cuBLASLt nvfp4", "mma.sync
+   nvfp4", "OpenBLAS". */
 const char *backend_kernel(const Engine *e, const Linear *l, GemmKind g);
 
 #ifdef __cplusplus

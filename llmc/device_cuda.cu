@@ -143,6 +143,7 @@ static void describe_gpu(Device *d, int ordinal) {
             "another GPU or run with device=cpu",
             ordinal, d->name, prop.major, prop.minor);
     d->native_fp4 = has_fp4_units(d->compute_capability);
+    d->native_fp8 = d->compute_capability >= 89;
     d->num_threads = prop.multiProcessorCount;
     d->peak_bf16_flops = device_peak_bf16(d->name);
 }

@@ -16,8 +16,10 @@ enum { PATTERN_BYTES = 1 << 20, WARM_UP = 2, MIN_MS = 5, MAX_REPEATS = 256 };
 typedef struct {
     GemmKind kind;
     OperandForm form;
+    FormatId formats[NUM_SIDES];   // FORMAT_BF16 of values, whatever they were decoded from
+    int32_t slices;
     int64_t m, n, k;
-    int32_t has_bias, slices;
+    int64_t has_bias;
 } Product;
 
 typedef struct {
@@ -33,8 +35,9 @@ typedef struct {
 
 // --- operands ---
 
-/* Bf16 values of both signs and moderate size; read as codes they are all codes alike. Zeros would
-   be multiplied faster than what training has. */
+/* Bf16 values of both signs and moderate size; read as FP4 codes they are all codes alike, as FP8
+   codes half of all, none of them infinity or NaN. Zeros would be multiplied faster than what
+   training has. */
 static void fill_pattern(uint16_t *pattern, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
         Philox4 draw = philox4x32_10(rng_group_counter((uint64_t)i, 0, 0), 1, 0);
@@ -62,19 +65,19 @@ static QOperand new_operand(Device *d, const Product *p, Side side, const void *
     memset(&q, 0, sizeof(q));
     int strided = p->kind == GEMM_WGRAD || (p->kind == GEMM_DGRAD && side == SIDE_B);
     q.form = p->form;
-    q.format = p->form == FORM_PACKED ? FORMAT_NVFP4 : FORMAT_BF16;
+    q.format = p->formats[side];
     q.dtype = DT_BF16;
     q.rows = side == SIDE_A ? p->m : p->n;
     q.k = p->k;
     q.k_contiguous = p->form == FORM_PACKED || !strided;
     q.slices = p->slices;
     q.dequant_mult = 1.0f;
-    q.data = new_data(d, pattern, linear_operand_bytes(p->form, q.rows, q.k));
+    q.data = new_data(d, pattern, linear_format_bytes(p->form, q.format, q.rows, q.k));
     if (!q.data || p->form != FORM_PACKED) return q;
-    // Behind the codes; the pattern's high byte 0x3F is a scale near 1, the low one any but NaN.
     q.dequant_mult = 1.0f / (6 * 448);
-    q.scales = linear_packed_scales(&q);
     q.amax = (float *)new_data(d, pattern, sizeof(float));
+    // Behind the codes; the pattern's high byte 0x3F is a scale near 1, the low one any but NaN.
+    if (format_has_blocks(q.format)) q.scales = linear_packed_scales(&q);
     return q;
 }
 
@@ -146,6 +149,8 @@ static Product linear_product(const Engine *e, const Linear *l, GemmKind g, Oper
     p.n = sizes[g][1];
     p.k = sizes[g][2];
     p.has_bias = g == GEMM_FPROP && l->bias >= 0;
+    for (int s = 0; s < NUM_SIDES; s++)
+        p.formats[s] = form == FORM_PACKED ? l->plan.cell[g][s].format : FORMAT_BF16;
     p.slices = 1;
     if (form == FORM_PACKED && g == GEMM_WGRAD) p.slices = linear_wgrad_slices(e, l, tokens);
     return p;
@@ -217,7 +222,8 @@ GemmRate *gemm_rates_measure(Model *m, int64_t tokens) {
             OperandForm form = linear_gemm_form(e, l, g);
             Product plain = linear_product(e, l, g, FORM_VALUES, tokens);
             Product planned = linear_product(e, l, g, form, tokens);
-            int software = form == FORM_PACKED && !backend_is_native(e->fp4, e->device);
+            int fp4_codes = form == FORM_PACKED && format_has_blocks(planned.formats[SIDE_A]);
+            int software = fp4_codes && !backend_is_native(e->fp4, e->device);
             rate->bf16 = measured_rate(e, plain, &list, pattern);
             rate->planned = software ? 0 : measured_rate(e, planned, &list, pattern);
         }

@@ -55,20 +55,32 @@ void linear_declare(Linear *l, ParamTable *t, const char *name, int in, int out,
 /* --- buffers --- */
 
 OperandForm linear_gemm_form(const Engine *e, const Linear *l, GemmKind g) {
-    int both = cell(l, g, SIDE_A)->format == FORMAT_NVFP4 &&
-               cell(l, g, SIDE_B)->format == FORMAT_NVFP4;
-    return both && e->fp4 != FP4_EMULATED ? FORM_PACKED : FORM_VALUES;
+    FormatId a = cell(l, g, SIDE_A)->format, b = cell(l, g, SIDE_B)->format;
+    int both_fp4 = a == FORMAT_NVFP4 && b == FORMAT_NVFP4;
+    int both_fp8 = format_is_fp8(a) && format_is_fp8(b) && (a == FORMAT_E4M3 || b == FORMAT_E4M3);
+    int packed = (both_fp4 && e->fp4 != FP4_EMULATED) || (both_fp8 && e->fp8);
+    return packed ? FORM_PACKED : FORM_VALUES;
 }
 
 /* Decoded bf16 values; or codes and, aligned behind them, block scales. */
-size_t linear_operand_bytes(OperandForm form, int64_t rows, int64_t k) {
+size_t linear_format_bytes(OperandForm form, FormatId format, int64_t rows, int64_t k) {
     if (form == FORM_VALUES) return dtype_bytes(DT_BF16, rows * k);
-    return (size_t)round_up((int64_t)quantize_packed_bytes(rows, k), SCALES_ALIGN) +
-           quantize_scales_bytes(rows, k);
+    size_t codes = quantize_codes_bytes(format, rows, k);
+    if (!format_has_blocks(format)) return codes;
+    return (size_t)round_up((int64_t)codes, SCALES_ALIGN) + quantize_scales_bytes(rows, k);
+}
+
+size_t linear_operand_bytes(OperandForm form, int64_t rows, int64_t k) {
+    int64_t most = 0;
+    for (int f = 0; f < NUM_FORMATS; f++) {
+        if (!format_is_quantized((FormatId)f)) continue;
+        most = max_i64(most, (int64_t)linear_format_bytes(form, (FormatId)f, rows, k));
+    }
+    return (size_t)most;
 }
 
 uint8_t *linear_packed_scales(const QOperand *q) {
-    int64_t codes_bytes = (int64_t)quantize_packed_bytes(q->rows, q->k);
+    int64_t codes_bytes = (int64_t)quantize_codes_bytes(q->format, q->rows, q->k);
     return (uint8_t *)q->data + round_up(codes_bytes, SCALES_ALIGN);
 }
 
@@ -81,9 +93,11 @@ static int shares_fprop_codes(const Engine *e, const Linear *l) {
            linear_gemm_form(e, l, GEMM_DGRAD) == FORM_VALUES;
 }
 
+/* For the operand b of GEMM g, which outlives the call that makes it. */
 static Tensor operand_buffer(const Engine *e, const Linear *l, GemmKind g, Arena *a, int64_t rows,
                              int64_t k) {
-    size_t bytes = linear_operand_bytes(linear_gemm_form(e, l, g), rows, k);
+    FormatId format = cell(l, g, SIDE_B)->format;
+    size_t bytes = linear_format_bytes(linear_gemm_form(e, l, g), format, rows, k);
     return arena_tensor(a, DT_U8, 1, (int64_t)bytes);
 }
 
@@ -109,9 +123,10 @@ static float *amax_slot(const Linear *l, GemmKind g, Side s) {
     return (float *)l->amax.data + (int)g * NUM_SIDES + (int)s;
 }
 
-/* The library's kernels do not split k themselves; see gemm_slices. */
+/* The library's kernels of NVFP4 do not split k themselves; see gemm_slices. */
 int linear_wgrad_slices(const Engine *e, const Linear *l, int64_t tokens) {
-    return e->fp4 == FP4_LIBRARY ? gemm_slices(e->device, l->out, l->in, tokens) : 1;
+    int nvfp4 = cell(l, GEMM_WGRAD, SIDE_A)->format == FORMAT_NVFP4;
+    return nvfp4 && e->fp4 == FP4_LIBRARY ? gemm_slices(e->device, l->out, l->in, tokens) : 1;
 }
 
 /* A quantised operand of x, still to be filled: a row operand contracts along x's columns, a token
@@ -128,16 +143,16 @@ static QOperand quantized_operand(const Engine *e, const Linear *l, OperandReque
     q.rows = token_operand ? x.cols : x.rows;
     q.k = token_operand ? x.rows : x.cols;
     q.k_contiguous = q.form == FORM_PACKED || !token_operand;
-    size_t bytes = linear_operand_bytes(q.form, q.rows, q.k);
+    size_t bytes = linear_format_bytes(q.form, q.format, q.rows, q.k);
     CHECK(bytes <= tensor_bytes(request.buffer),
           "%s: operand of %lld x %lld does not fit its buffer", l->name, (long long)q.rows,
           (long long)q.k);
-    if (q.form == FORM_PACKED) q.scales = linear_packed_scales(&q);
+    if (q.form == FORM_PACKED && format_has_blocks(q.format)) q.scales = linear_packed_scales(&q);
     if (q.form == FORM_PACKED && request.gemm == GEMM_WGRAD)
         q.slices = linear_wgrad_slices(e, l, q.k);
     if (formats[o->format].tensor_scale) {
         q.amax = amax_slot(l, request.gemm, request.side);
-        q.dequant_mult = 1.0f / (formats[o->format].elem_max * (float)o->top_scale);
+        q.dequant_mult = quantize_dequant_mult(o);
     }
     return q;
 }
@@ -232,7 +247,7 @@ LinearGrad linear_output_grad(Engine *e, Linear *l, Tensor dy) {
 /* --- the three GEMMs --- */
 
 int linear_uses_own_kernel(const Engine *e, const QOperand *q) {
-    return q->form == FORM_PACKED && e->fp4 == FP4_MMA;
+    return q->form == FORM_PACKED && q->format == FORMAT_NVFP4 && e->fp4 == FP4_MMA;
 }
 
 void linear_multiply(Engine *e, Tensor d, const QOperand *a, const QOperand *b,

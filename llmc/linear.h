@@ -12,7 +12,7 @@ tensor itself, a quantised one comes from ops->quantize_pair.
                             (OC,N) . x (N,C);
                                                 dbias += column sums of dy
   dtypes    x, out, dy, dx: the model dtype; dw, dbias f32, accumulated over micro-steps
-  source    arXiv:2509.25149 section 4; dev/NUMERICS.md 5a and 8.4
+  source    arXiv:2509.25149 section 4; dev/NUMERICS.md 5a, 5d and 8.4
 */
 #ifndef LLMC_LINEAR_H
 #define LLMC_LINEAR_H
@@ -40,6 +40,7 @@ typedef struct {
     StepState *state;            // device memory
     uint64_t seed;               // key of all random draws
     Fp4Gemm fp4;
+    int fp8;                     // 1: ops->gemm multiplies FP8 codes; 0: their decoded values
     int training;                // 0: forward only, nothing is kept for backward
     Tensor row_buffer;           // scratch for the row operand of one linear, (1, bytes)
     Tensor token_buffer;         // scratch for the token operand of one dy, likewise
@@ -77,10 +78,13 @@ void linear_place_saved(const Engine *e, const Linear *l, LinearSaved *saved, Ar
                         int64_t tokens);
 /* 1 when backward reads the input tensor itself, so that its buffer must live until then. */
 int linear_keeps_input(const Linear *l);
-/* FORM_PACKED where this engine multiplies codes, not decoded values: both operands NVFP4. */
+/* FORM_PACKED where this engine multiplies codes, not decoded values: both operands NVFP4, or both
+   FP8 and not both E5M2, a product that no library has. */
 OperandForm linear_gemm_form(const Engine *e, const Linear *l, GemmKind g);
-/* Bytes that scratch for the operands of a tensor (rows, cols) needs, in either form. */
-size_t linear_operand_bytes(OperandForm form, int64_t rows, int64_t cols);
+/* Bytes of an operand (rows, k), block scales included. */
+size_t linear_format_bytes(OperandForm form, FormatId format, int64_t rows, int64_t k);
+/* Bytes that scratch for an operand (rows, k) of any format in this form needs. */
+size_t linear_operand_bytes(OperandForm form, int64_t rows, int64_t k);
 /* Where the block scales of a packed operand lie in its buffer: behind the codes, aligned. */
 uint8_t *linear_packed_scales(const QOperand *q);
 /* Parts that the packed operands of its weight gradient are cut into; see gemm_slices. */

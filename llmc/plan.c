@@ -37,8 +37,7 @@ static void text_add(Text *t, const char *format, ...) {
 static const char *how_multiplied(const Engine *e, const Linear *l, GemmKind g) {
     FormatId left = l->plan.cell[g][SIDE_A].format, right = l->plan.cell[g][SIDE_B].format;
     if (!format_is_quantized(left) && !format_is_quantized(right)) return formats[left].name;
-    int packed = linear_gemm_form(e, l, g) == FORM_PACKED;
-    return backend_name(packed ? e->fp4 : FP4_EMULATED, e->device);
+    return backend_gemm_name(e, l, g);
 }
 
 static void gemm_line(Text *t, const Engine *e, const char *name, const Linear *l, GemmKind g,
@@ -136,8 +135,7 @@ void plan_precision_tag(Model *m, const Config *c, char *buffer, int size) {
         snprintf(buffer, size, "%s", dtype_info[m->config.dtype].name);
     } else {
         snprintf(buffer, size, "%s%s(%s)", recipe->name,
-                 recipe_is_quantized(recipe) ? "" : "+rules",
-                 backend_name(m->engine.fp4, m->engine.device));
+                 recipe_is_quantized(recipe) ? "" : "+rules", backend_run_name(m));
     }
 }
 

@@ -20,6 +20,8 @@ const Format formats[NUM_FORMATS] = {
     {"f32",   DT_F32,  DT_F32,  0,    0,           0,       0},
     {"bf16",  DT_BF16, DT_F32,  0,    0,           0,       0},
     {"nvfp4", DT_E2M1, DT_E4M3, 16,   1,           6,       448},
+    {"e4m3",  DT_E4M3, DT_F32,  0,    1,           448,     0},
+    {"e5m2",  DT_E5M2, DT_F32,  0,    1,           57344,   0},
 };
 // clang-format on
 
@@ -37,6 +39,9 @@ const Format formats[NUM_FORMATS] = {
 #define NV_RHT_SR  CELL(NVFP4, ROW,    16, STOCHASTIC, TENSOR)
 #define NV_TILE    CELL(NVFP4, SQUARE, 0,  NEAREST,    TENSOR)
 #define NV_TILE_T  CELL(NVFP4, SQUARE, 0,  NEAREST,    TRANSPOSED)
+#define E4M3       CELL(E4M3,  ROW,    0,  NEAREST,    TENSOR)
+#define E4M3_T     CELL(E4M3,  ROW,    0,  NEAREST,    TRANSPOSED)
+#define E5M2       CELL(E5M2,  ROW,    0,  NEAREST,    TENSOR)
 
 const Recipe recipes[] = {
     // name, summary, share of blocks kept in BF16, {fprop {x, w}, dgrad {dy, w}, wgrad {dy, x}}
@@ -47,6 +52,8 @@ const Recipe recipes[] = {
     {"nvfp4", "NVIDIA's recipe (arXiv:2509.25149): 16x16 weight tiles, Hadamard on wgrad, "
      "stochastic dY", 0.15f,
      {{{NV_ROW, NV_TILE}, {NV_ROW_SR, NV_TILE_T}, {NV_RHT_SR, NV_RHT}}}},
+    {"fp8",   "8-bit floating point, E4M3 forward, E5M2 dY, one scale a tensor from its own maximum",
+     0, {{{E4M3, E4M3}, {E5M2, E4M3_T}, {E5M2, E4M3}}}},
 };
 // clang-format on
 const int num_recipes = ARRAY_LEN(recipes);
@@ -73,7 +80,8 @@ typedef struct {
 // clang-format off
 #define FIELD(key) #key, offsetof(Operand, key)
 static const OperandField operand_fields[] = {
-    {FIELD(format),      {{"f32", FORMAT_F32}, {"bf16", FORMAT_BF16}, {"nvfp4", FORMAT_NVFP4}}},
+    {FIELD(format),      {{"f32", FORMAT_F32}, {"bf16", FORMAT_BF16}, {"nvfp4", FORMAT_NVFP4},
+                          {"e4m3", FORMAT_E4M3}, {"e5m2", FORMAT_E5M2}}},
     {FIELD(tile),        {{"row", TILE_ROW}, {"square", TILE_SQUARE}}},
     {FIELD(hadamard),    {{"0", 0}, {"16", 16}}},
     {FIELD(signs),       {{"fixed", SIGNS_FIXED}, {"none", SIGNS_NONE}}},
@@ -328,7 +336,8 @@ static const char *size_message(const char *what, int64_t size, int multiple, co
 }
 
 /* Codes that are taken over from fprop.w are what that cell made: dgrad.w may not claim otherwise.
-   Square tiles, which a Hadamard transform never has, are the same in both directions. */
+   Square tiles, which a Hadamard transform never has, are the same in both directions, and so is
+   what has no blocks. */
 static const char *transposed_error(const LinearPlan *plan, GemmKind g, Side s) {
     const Operand *w = &plan->cell[GEMM_FPROP][SIDE_B];
     Operand o = plan->cell[g][s], fprop = *w;
@@ -341,7 +350,7 @@ static const char *transposed_error(const LinearPlan *plan, GemmKind g, Side s) 
     fprop.source = o.source;
     int i = 0, num_fields = ARRAY_LEN(operand_fields);
     while (i < num_fields && *operand_field(&o, i) == *operand_field(&fprop, i)) i++;
-    if (i == num_fields && w->tile == TILE_SQUARE) return NULL;
+    if (i == num_fields && (w->tile == TILE_SQUARE || !format_has_blocks(w->format))) return NULL;
     snprintf(message, sizeof(message),
              "dgrad.w: source transposed shares the codes of fprop.w, %s%s%s; change both alike "
              "(gemm \"*\", operand \"w\"), or set precision.dgrad.w.source=tensor",
@@ -350,11 +359,22 @@ static const char *transposed_error(const LinearPlan *plan, GemmKind g, Side s) 
     return message;
 }
 
+/* What needs blocks of 16 along the contraction. */
+static const char *blockless_error(const Operand *o, const char *gemm, const char *operand) {
+    int stochastic = o->rounding == ROUND_STOCHASTIC;
+    if (!o->hadamard && !stochastic) return NULL;
+    snprintf(message, sizeof(message), "%s.%s: %s has no %s; set precision.%s.%s.%s", gemm, operand,
+             formats[o->format].name, o->hadamard ? "Hadamard transform" : "stochastic rounding",
+             gemm, operand, o->hadamard ? "hadamard=0" : "rounding=nearest");
+    return message;
+}
+
 static const char *cell_error(const LinearPlan *plan, GemmKind g, Side s) {
     const Operand *o = &plan->cell[g][s];
     const char *gemm = gemm_names[g], *operand = operand_names[g][s];
     if (!format_is_quantized(o->format)) return NULL;
     if (o->source == SOURCE_TRANSPOSED) return transposed_error(plan, g, s);
+    if (!format_has_blocks(o->format)) return blockless_error(o, gemm, operand);
     if (o->tile == TILE_SQUARE && (o->hadamard || strcmp(operand, "w") != 0)) {
         snprintf(message, sizeof(message), "%s.%s: square tiles are for weights without Hadamard",
                  gemm, operand);
@@ -381,8 +401,8 @@ static const char *pair_error(const LinearPlan *plan, GemmKind g) {
                  a_size != b_size ? "\"hadamard\": 0" : "\"signs\": \"fixed\"");
         return message;
     }
-    int both_quantized = format_is_quantized(a->format) && format_is_quantized(b->format);
-    if (both_quantized && formats[a->format].block != formats[b->format].block) {
+    int both_have_blocks = format_has_blocks(a->format) && format_has_blocks(b->format);
+    if (both_have_blocks && formats[a->format].block != formats[b->format].block) {
         snprintf(message, sizeof(message), "%s: block sizes differ, %d and %d", gemm_names[g],
                  formats[a->format].block, formats[b->format].block);
         return message;
@@ -414,13 +434,13 @@ const char *recipe_error(const LinearPlan *plan, int in_features, int out_featur
 
 const char *operand_describe(const Operand *o, char *buffer, int size) {
     const Format *f = &formats[o->format];
-    if (!f->block) {
-        snprintf(buffer, size, "%s", f->name);
-        return buffer;
-    }
-    int at = snprintf(buffer, size, "%s %dx%d", f->name, o->tile == TILE_SQUARE ? f->block : 1,
-                      f->block);
-    if (o->source == SOURCE_TRANSPOSED) at += snprintf(buffer + at, size - at, "T");
+    int at = snprintf(buffer, size, "%s", f->name);
+    if (f->block)
+        at += snprintf(buffer + at, size - at, " %dx%d", o->tile == TILE_SQUARE ? f->block : 1,
+                       f->block);
+    if (format_is_quantized(o->format) && o->source == SOURCE_TRANSPOSED)
+        at += snprintf(buffer + at, size - at, "T");
+    if (!f->block) return buffer;
     if (o->hadamard) {
         at += snprintf(buffer + at, size - at, " %s%d", o->signs == SIGNS_FIXED ? "rht" : "ht",
                        o->hadamard);

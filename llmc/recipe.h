@@ -9,7 +9,7 @@ tests a recipe or a format by name.
   dgrad   dX = dY W          out-features  dy  (N,OC)     w   (C,OC), that is W^T
   wgrad   dW = dY^T X        tokens        dy  (OC,N)     x   (C,N)
 
-  source  arXiv:2509.25149 section 4 (nvfp4); dev/NUMERICS.md 5a
+  source  arXiv:2509.25149 section 4 (nvfp4); dev/NUMERICS.md 5a, 5d (fp8)
 */
 #ifndef LLMC_RECIPE_H
 #define LLMC_RECIPE_H
@@ -25,18 +25,32 @@ typedef enum { SIDE_A, SIDE_B, NUM_SIDES } Side;
 extern const char *const gemm_names[NUM_GEMMS];                 // "fprop", "dgrad", "wgrad"
 extern const char *const operand_names[NUM_GEMMS][NUM_SIDES];   // {"x","w"}, {"dy","w"}, {"dy","x"}
 
-typedef enum { FORMAT_F32, FORMAT_BF16, FORMAT_NVFP4, NUM_FORMATS } FormatId;
+typedef enum {
+    FORMAT_F32,
+    FORMAT_BF16,
+    FORMAT_NVFP4,
+    FORMAT_E4M3,
+    FORMAT_E5M2,
+    NUM_FORMATS
+} FormatId;
 typedef struct {
     const char *name;
     DType elem;           // what one element is
     DType scale;          // what one block scale is; meaningless when block is 0
-    int block;            // elements that share a scale; 0: the tensor is used as it is
+    int block;            // elements that share a block scale; 0: there is none
     int tensor_scale;     // 1: an FP32 scale per tensor, from its amax, goes into the GEMM's alpha
     float elem_max;       // largest element magnitude
     float scale_max;      // largest block scale
 } Format;
 extern const Format formats[NUM_FORMATS];
-static inline int format_is_quantized(FormatId f) { return formats[f].block > 0; }
+static inline int format_has_blocks(FormatId f) { return formats[f].block > 0; }
+static inline int format_is_quantized(FormatId f) {
+    return format_has_blocks(f) || formats[f].tensor_scale;
+}
+/* Elements of 8 bits with a scale for the tensor alone. */
+static inline int format_is_fp8(FormatId f) {
+    return formats[f].tensor_scale && !format_has_blocks(f);
+}
 
 // 1 x block along the contraction, or block x block
 typedef enum { TILE_ROW, TILE_SQUARE } Tile;
@@ -48,7 +62,9 @@ typedef enum {
     SOURCE_TRANSPOSED     // dgrad w only: the transposed codes of fprop w
 } Source;
 
-/* One cell. Fields after `format` mean nothing for a format that is not quantised. */
+/* One cell. Fields after `format` mean nothing for a format that is not quantised; of a quantised
+   one without blocks only `source` does, for it is rounded to nearest as it is, so that its codes
+   are the same in both directions. */
 typedef struct {
     FormatId format;
     Tile tile;
@@ -110,7 +126,7 @@ LinearPlan recipe_resolve(const Recipe *base, const Rule *rules, int num_rules,
    Hadamard sizes that differ across a GEMM, a source that does not exist, a dimension that does not
    fit (nearest valid values named). tokens = rows of one micro-batch. */
 const char *recipe_error(const LinearPlan *plan, int in_features, int out_features, int64_t tokens);
-/* "bf16", "nvfp4 1x16 sr8 rht16", "nvfp4 16x16 (fprop codes)". */
+/* "bf16", "e4m3", "nvfp4 1x16 rht16 sr8", "nvfp4 16x16T": T for the transposed codes of fprop. */
 const char *operand_describe(const Operand *o, char *buffer, int size);
 
 #ifdef __cplusplus

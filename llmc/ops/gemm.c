@@ -75,8 +75,7 @@ typedef struct {
 static Matrix decode_rows(const QOperand *q, int64_t row, int64_t rows, float *copy) {
     for (int64_t r = 0; r < rows; r++) {
         for (int64_t k = 0; k < q->k; k++) {
-            copy[r * q->k + k] = quantize_decode_packed((const uint8_t *)q->data, q->scales,
-                                                        q->rows, q->k, row + r, k);
+            copy[r * q->k + k] = quantize_decode(q, row + r, k);
         }
     }
     Matrix m = {copy, q->k};

@@ -52,8 +52,9 @@ static void add_partials(Device *dev, Tensor d, const float *partials, int slice
 }
 
 void gemm_cuda(Device *dev, Tensor d, const QOperand *a, const QOperand *b, GemmEpilogue epilogue) {
-    CHECK(a->form == FORM_VALUES || dev->native_fp4,
-          "gemm: packed operands, and %s has no FP4 tensor cores", dev->name);
+    int has_units = format_is_fp8(a->format) ? dev->native_fp8 : dev->native_fp4;
+    CHECK(a->form == FORM_VALUES || has_units, "gemm: packed %s, and %s has no tensor cores for it",
+          formats[a->format].name, dev->name);
     GemmPlan *p = gemm_plans_get(dev, d, a, b, epilogue);
     gemm_plan_check(p->status, &p->key, "cublasLtMatmulAlgoGetHeuristic");
     const float *alpha = prepare_alpha(dev, a, b);

@@ -26,7 +26,7 @@ enum { GEMM_ALGO_WORDS = 8 };   // of cublasLtMatmulAlgo_t
    bias is a parameter, which tensor.h aligns to 256 bytes. */
 typedef struct {
     int64_t m, n, k;                  // k of one slice
-    int32_t a_type, b_type, d_type;   // cudaDataType_t; CUDA_R_4F_E2M1 says FORM_PACKED
+    int32_t a_type, b_type, d_type;   // cudaDataType_t; types of 4 and 8 bits say FORM_PACKED
     int32_t a_k_contiguous, b_k_contiguous;
     int32_t has_bias, accumulate, slices;
     int32_t a_align, b_align, d_align;   // of the pointers, bytes

@@ -10,6 +10,8 @@
 static const char *type_name(int32_t type) {
     switch (type) {
     case CUDA_R_4F_E2M1: return "packed nvfp4";
+    case CUDA_R_8F_E4M3: return "packed e4m3";
+    case CUDA_R_8F_E5M2: return "packed e5m2";
     case CUDA_R_32F: return "f32";
     default: return "bf16";
     }
@@ -35,6 +37,20 @@ static cudaDataType_t cuda_type(DType t) {
     return t == DT_F32 ? CUDA_R_32F : CUDA_R_16BF;
 }
 
+/* Of packed codes; -1: there is none. */
+static int32_t code_type(FormatId format) {
+    switch (formats[format].elem) {
+    case DT_E2M1: return CUDA_R_4F_E2M1;
+    case DT_E4M3: return CUDA_R_8F_E4M3;
+    case DT_E5M2: return CUDA_R_8F_E5M2;
+    default: return -1;
+    }
+}
+
+static int32_t operand_type(const QOperand *q) {
+    return q->form == FORM_PACKED ? code_type(q->format) : cuda_type(q->dtype);
+}
+
 static int32_t pointer_align(const void *p) {
     int32_t align = 256;   // more tells cuBLASLt nothing
     while ((uintptr_t)p % (uintptr_t)align) align /= 2;
@@ -56,12 +72,27 @@ static void check_values(const char *matrix, const QOperand *q) {
 }
 
 static void check_packed(const char *matrix, const QOperand *q) {
-    CHECK(q->format == FORMAT_NVFP4, "gemm: packed operand %s has format %d, not NVFP4", matrix,
-          (int)q->format);
-    CHECK(q->k_contiguous && q->amax && q->scales && (uintptr_t)q->scales % 16 == 0,
+    CHECK(code_type(q->format) >= 0, "gemm: packed operand %s is %s, not NVFP4, E4M3 or E5M2",
+          matrix, formats[q->format].name);
+    int blocks = format_has_blocks(q->format);
+    int has_scales = !blocks || (q->scales && (uintptr_t)q->scales % 16 == 0);
+    CHECK(q->k_contiguous && q->amax && has_scales,
           "gemm: packed operand %s is strided, or lacks its scales at a multiple of 16 bytes",
           matrix);
-    check_rows_aligned(matrix, q->k / quantize_num_slices(q), 32);
+    check_rows_aligned(matrix, q->k / quantize_num_slices(q), blocks ? 32 : 16);
+}
+
+/* What cuBLASLt has no product of, whatever the device. */
+static void check_packed_pair(Tensor d, const QOperand *a, const QOperand *b,
+                              GemmEpilogue epilogue) {
+    CHECK(format_is_fp8(a->format) == format_is_fp8(b->format), "gemm: packed %s by packed %s",
+          formats[a->format].name, formats[b->format].name);
+    CHECK(code_type(a->format) != CUDA_R_8F_E5M2 || code_type(b->format) != CUDA_R_8F_E5M2,
+          "gemm: both operands are packed e5m2");
+    if (format_is_fp8(a->format)) check_rows_aligned("d", d.cols, 16);
+    // Its bias of packed operands is bf16 whatever d is, not "as d".
+    CHECK(tensor_empty(epilogue.bias) || d.dtype == DT_BF16,
+          "gemm: packed operands take a bias into bf16 only");
 }
 
 static void check_operand(const char *matrix, const QOperand *q) {
@@ -69,25 +100,26 @@ static void check_operand(const char *matrix, const QOperand *q) {
     else check_values(matrix, q);
 }
 
-static int is_packed(const GemmKey *key) { return key->a_type == CUDA_R_4F_E2M1; }
+static int has_block_scales(const GemmKey *key) { return key->a_type == CUDA_R_4F_E2M1; }
+
+static int is_fp8(const GemmKey *key) {
+    return key->a_type == CUDA_R_8F_E4M3 || key->a_type == CUDA_R_8F_E5M2;
+}
 
 GemmKey gemm_plan_key(Tensor d, const QOperand *a, const QOperand *b, GemmEpilogue epilogue) {
     gemm_check(d, a, b, epilogue);
-    int packed = a->form == FORM_PACKED;
     check_operand("a", a);
     check_operand("b", b);
     check_rows_aligned("d", d.cols, 8);
-    // cuBLASLt's bias of an FP4 product is bf16 whatever d is, not "as d".
-    CHECK(!packed || tensor_empty(epilogue.bias) || d.dtype == DT_BF16,
-          "gemm: packed operands take a bias into bf16 only");
+    if (a->form == FORM_PACKED) check_packed_pair(d, a, b, epilogue);
     GemmKey key;
     memset(&key, 0, sizeof(key));
     key.m = a->rows;
     key.n = b->rows;
     key.slices = quantize_num_slices(a);
     key.k = a->k / key.slices;
-    key.a_type = packed ? CUDA_R_4F_E2M1 : cuda_type(a->dtype);
-    key.b_type = packed ? CUDA_R_4F_E2M1 : cuda_type(b->dtype);
+    key.a_type = operand_type(a);
+    key.b_type = operand_type(b);
     key.d_type = cuda_type(d.dtype);
     key.a_k_contiguous = a->k_contiguous;
     key.b_k_contiguous = b->k_contiguous;
@@ -119,7 +151,11 @@ static void describe_product(GemmPlan *p) {
     cublasOperation_t second = key->a_k_contiguous ? CUBLAS_OP_N : CUBLAS_OP_T;
     set_attribute(p, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof(first));
     set_attribute(p, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof(second));
-    if (is_packed(key)) {
+    if (is_fp8(key)) {
+        int8_t fast = 0;
+        set_attribute(p, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof(fast));
+    }
+    if (has_block_scales(key)) {
         cublasLtMatmulMatrixScale_t scales = CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3;
         set_attribute(p, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &scales, sizeof(scales));
         set_attribute(p, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &scales, sizeof(scales));
@@ -156,7 +192,7 @@ void gemm_plan_describe(GemmPlan *p, GemmKey key) {
 
 void gemm_plan_point(GemmPlan *p, const QOperand *a, const QOperand *b, Tensor bias) {
     if (p->key.has_bias) set_pointer(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias.data);
-    if (!is_packed(&p->key)) return;
+    if (!has_block_scales(&p->key)) return;
     set_pointer(p, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, b->scales);
     set_pointer(p, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, a->scales);
 }

@@ -9,11 +9,15 @@
 //   b stored (N,K) is column-major (K x N): transposed; stored (K,N) it is (N x K): as it is
 //   a stored (M,K) is column-major (K x M): as it is; stored (K,M) it is (M x K): transposed
 //
-// Packed NVFP4 operands are CUDA_R_4F_E2M1, k contiguous: the one arrangement (transposed, as it
-// is) that cuBLASLt has for them, with leading dimension K in elements. One E4M3 scale for 16 of k,
-// in the 128 x 4 tiles of quantize_scale_offset, which are cuBLASLt's VEC16_UE4M3. Slices of K are
+// Packed operands are k contiguous: the one arrangement (transposed, as it is) that cuBLASLt has for
+// NVFP4 everywhere, and for FP8 before sm_100, with leading dimension K in elements. Slices of K are
 // a strided batch, codes and scales of each slice behind those of the one before, into partial sums
 // that gemm.cu adds to d in order.
+//   NVFP4       CUDA_R_4F_E2M1; one E4M3 scale for 16 of k, in the 128 x 4 tiles of
+//               quantize_scale_offset, which are cuBLASLt's VEC16_UE4M3
+//   E4M3, E5M2  CUDA_R_8F_E4M3, CUDA_R_8F_E5M2; the tensors' scales are in alpha, so cuBLASLt is
+//               given none. Its fast accumulation, which on sm_90 leaves sums in the tensor core's
+//               few bits, is off
 #pragma once
 #include <cublasLt.h>
 

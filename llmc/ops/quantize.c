@@ -1,7 +1,7 @@
 /*
 quantize -- CPU reference: one block of 16 after another, in the order of the formulas of
 quantize.h, for every option and both forms. What training runs for FORM_VALUES is quantize_fast.c,
-equal to this bit for bit.
+equal to this bit for bit; formats without blocks are quantize_fp8.c's.
 */
 #include "quantize.h"
 
@@ -28,7 +28,13 @@ QOperand operand_from_tensor(Tensor x, FormatId format, int k_contiguous) {
     return o;
 }
 
-size_t quantize_packed_bytes(int64_t rows, int64_t k) { return dtype_bytes(DT_E2M1, rows * k); }
+size_t quantize_codes_bytes(FormatId format, int64_t rows, int64_t k) {
+    return dtype_bytes(formats[format].elem, rows * k);
+}
+
+size_t quantize_packed_bytes(int64_t rows, int64_t k) {
+    return quantize_codes_bytes(FORMAT_NVFP4, rows, k);
+}
 
 size_t quantize_scales_bytes(int64_t rows, int64_t k) {
     return (size_t)(round_up(rows, 128) * round_up(ceil_div(k, NVFP4_BLOCK), 4));
@@ -48,8 +54,8 @@ QOperand quantize_slice(const QOperand *q, int i) {
     QOperand slice = *q;
     slice.k = q->k / count;
     slice.slices = 1;
-    slice.data = (uint8_t *)q->data + (size_t)i * quantize_packed_bytes(q->rows, slice.k);
-    slice.scales = q->scales + (size_t)i * quantize_scales_bytes(q->rows, slice.k);
+    slice.data = (uint8_t *)q->data + (size_t)i * quantize_codes_bytes(q->format, q->rows, slice.k);
+    if (q->scales) slice.scales = q->scales + (size_t)i * quantize_scales_bytes(q->rows, slice.k);
     return slice;
 }
 
@@ -62,14 +68,20 @@ QOperand quantize_rows(const QOperand *q, int64_t first, int64_t count) {
         part.data = (char *)q->data + dtype_bytes(q->dtype, first * q->k);
         return part;
     }
+    part.data = (uint8_t *)q->data + quantize_codes_bytes(q->format, first, q->k);
+    if (!q->scales) return part;
     CHECK(first % 128 == 0, "packed rows from %lld on", (long long)first);
-    part.data = (uint8_t *)q->data + quantize_packed_bytes(first, q->k);
     part.scales = q->scales + quantize_scales_bytes(first, q->k);
     return part;
 }
 
+float quantize_dequant_mult(const Operand *how) {
+    const Format *f = &formats[how->format];
+    return 1.0f / (f->elem_max * (f->block > 0 ? (float)how->top_scale : 1.0f));
+}
+
 float operand_alpha_mult(const QOperand *a, const QOperand *b) {
-    // 6 * top of each side is a small integer, so it comes back exactly from its reciprocal.
+    // What each side divides by is a small integer, so it comes back exactly from its reciprocal.
     float a_div = a->amax ? rintf(1.0f / a->dequant_mult) : 1.0f;
     float b_div = b->amax ? rintf(1.0f / b->dequant_mult) : 1.0f;
     return 1.0f / (a_div * b_div);
@@ -86,11 +98,35 @@ float quantize_decode_packed(const uint8_t *codes, const uint8_t *scales, int64_
     return e2m1_decode(code) * e4m3_decode(scale);
 }
 
+float quantize_decode(const QOperand *q, int64_t row, int64_t k) {
+    const uint8_t *codes = (const uint8_t *)q->data;
+    CHECK(q->form == FORM_PACKED && row < q->rows && k < q->k, "element (%lld,%lld) of %lld x %lld",
+          (long long)row, (long long)k, (long long)q->rows, (long long)q->k);
+    switch (formats[q->format].elem) {
+    case DT_E4M3: return e4m3_decode(codes[row * q->k + k]);
+    case DT_E5M2: return e5m2_decode(codes[row * q->k + k]);
+    default: return quantize_decode_packed(codes, q->scales, q->rows, q->k, row, k);
+    }
+}
+
 // --- the contract's checks ---
+
+static void check_blockless(const Quantizer *q, const char *what) {
+    const Operand *how = &q->how;
+    const Format *format = &formats[how->format];
+    CHECK(format->tensor_scale && (format->elem == DT_E4M3 || format->elem == DT_E5M2),
+          "%s: the quantiser does not know the format %s", what, format->name);
+    CHECK(!how->hadamard && how->rounding == ROUND_NEAREST, "%s: %s is rounded to nearest, as it is",
+          what, format->name);
+}
 
 static void check_cell(const Quantizer *q, const char *what) {
     const Operand *how = &q->how;
     const Format *format = &formats[how->format];
+    if (!format_has_blocks(how->format)) {
+        check_blockless(q, what);
+        return;
+    }
     CHECK(format->elem == DT_E2M1 && format->scale == DT_E4M3 && format->block == NVFP4_BLOCK,
           "%s: the quantiser does not know the format %s", what, format->name);
     CHECK(how->hadamard == 0 || how->hadamard == 16, "%s: Hadamard of %d", what, how->hadamard);
@@ -111,11 +147,12 @@ static void check_operand(const QOperand *o, const Quantizer *q, int token, Tens
     CHECK(o->rows == rows && o->k == k, "%s is %lld x %lld, x makes %lld x %lld", what,
           (long long)o->rows, (long long)o->k, (long long)rows, (long long)k);
     CHECK(o->data && o->amax, "%s has no memory", what);
-    CHECK(o->dequant_mult == 1.0f / (E2M1_MAX * (float)q->how.top_scale),
+    CHECK(o->dequant_mult == quantize_dequant_mult(&q->how),
           "%s: dequant_mult %g does not fit top %d", what, o->dequant_mult, q->how.top_scale);
     if (o->form == FORM_PACKED) {
+        int has_scales = o->scales || !format_has_blocks(o->format);
         CHECK(quantize_num_slices(o) == 1, "%s: made slice by slice", what);
-        CHECK(o->scales && o->k_contiguous, "%s: packed, without scales or not k-contiguous", what);
+        CHECK(has_scales && o->k_contiguous, "%s: packed, without scales or not k-contiguous", what);
     } else {
         CHECK(o->dtype == DT_BF16, "%s: values in %s", what, dtype_info[o->dtype].name);
         CHECK(o->k_contiguous == !token, "%s: values stay in the layout of x", what);
@@ -266,16 +303,23 @@ void amax_pair_cpu(Device *d, QOperand *row, const Quantizer *row_how, QOperand 
 /* What the vectorised path leaves to the reference: packed codes, and the NaN values of a tensor
    that is lost. */
 static int wants_reference(const QOperand *o) {
-    return o && (o->form == FORM_PACKED || !isfinite(*o->amax));
+    return o->form == FORM_PACKED || !isfinite(*o->amax);
 }
 
 void quantize_pair_cpu(Device *d, QOperand *row, const Quantizer *row_how, QOperand *token,
                        const Quantizer *token_how, Tensor x) {
     (void)d;
     quantize_check(row, row_how, token, token_how, x);
-    QOperand *fast_row = wants_reference(row) ? NULL : row;
-    QOperand *fast_token = wants_reference(token) ? NULL : token;
-    if (fast_row || fast_token) quantize_pair_fast(fast_row, row_how, fast_token, token_how, x);
-    if (wants_reference(row)) quantize_reference(row, row_how, x);
-    if (wants_reference(token)) quantize_reference(token, token_how, x);
+    QOperand *operands[2] = {row, token};
+    const Quantizer *const hows[2] = {row_how, token_how};
+    for (int i = 0; i < 2; i++) {
+        QOperand *o = operands[i];
+        if (!o) continue;
+        if (!format_has_blocks(o->format)) quantize_fp8_cpu(o, hows[i], x);
+        else if (wants_reference(o)) quantize_reference(o, hows[i], x);
+        else continue;
+        operands[i] = NULL;
+    }
+    if (operands[0] || operands[1])
+        quantize_pair_fast(operands[0], row_how, operands[1], token_how, x);
 }

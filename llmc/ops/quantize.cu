@@ -1,10 +1,12 @@
 // quantize -- on a GPU: the maxima, a kernel with a thread for each block of 16 for whatever cell
-// quantize_pair.cuh does not know, and the launchers.
+// quantize_pair.cuh does not know, and the launchers, also of formats without blocks
+// (quantize_fp8.cuh).
 #include "quantize.h"
 
 #include "../device_cuda.cuh"
 #include "hadamard.h"
 #include "quantize.cuh"
+#include "quantize_fp8.cuh"
 #include "quantize_pair.cuh"
 
 enum { WARP = 32, THREADS = 256 };
@@ -266,10 +268,23 @@ static void clear_scale_padding(cudaStream_t stream, const QOperand *o) {
         CUDA_CHECK(cudaMemsetAsync(o->scales, 0, quantize_scales_bytes(o->rows, o->k), stream));
 }
 
+static void quantize_fp8(cudaStream_t stream, const QOperand *row, const QOperand *token,
+                         Tensor x) {
+    for (int form = 0; form < ARRAY_LEN(fp8_kernels); form++) {
+        Fp8Launch launch = fp8_launch((OperandForm)form, row, token, x);
+        if (!launch.kernel) continue;
+        launch.kernel<<<launch.blocks, FP8_THREADS, 0, stream>>>(launch.args);
+        CUDA_CHECK_LAUNCH();
+    }
+}
+
 void quantize_pair_cuda(Device *d, QOperand *row, const Quantizer *row_how, QOperand *token,
                         const Quantizer *token_how, Tensor x) {
     check_cuda(row, row_how, token, token_how, x);
     cudaStream_t stream = device_cuda_stream(d);
+    quantize_fp8(stream, row, token, x);
+    if (row && !format_has_blocks(row->format)) row = NULL;
+    if (token && !format_has_blocks(token->format)) token = NULL;
     if (row) clear_scale_padding(stream, row);
     if (token) clear_scale_padding(stream, token);
     if (pair_mode(row, row_how) == MODE_NONE) quantize_blocks(stream, row, row_how, x);

@@ -1,6 +1,6 @@
 /*
-quantize -- from a tensor to one operand of a GEMM: amax, block scales, rounding, and on the way,
-where the recipe says so, a Hadamard transform along the contraction.
+quantize -- from a tensor to one operand of a GEMM: amax, block scales where the format has them,
+rounding, and on the way, where the recipe says so, a Hadamard transform along the contraction.
 
 Operands of one tensor x (R,C):
   row operand    contraction along C: blocks are 1 x 16 in a row; GEMM operand with rows = R, k = C
@@ -8,11 +8,12 @@ Operands of one tensor x (R,C):
                  rows = C, k = R
   A square tile (16 x 16 elements share a scale) serves both directions.
 Forms:
-  FORM_VALUES   the decoded values E2M1 * E4M3 without the tensor scale (exact in bf16), in x's own
-                layout: (R,C). k_contiguous is 1 for a row operand, 0 for a token operand
-  FORM_PACKED   codes, contraction contiguous: (rows, k/2) bytes, even k in the low nibble; block
-                scales in the 128 x 4 tiled layout of quantize_scale_offset, padding zeroed. What
-                native GEMMs take.
+  FORM_VALUES   the decoded values E2M1 * E4M3, or E4M3, or E5M2, without the tensor scale (exact in
+                bf16), in x's own layout: (R,C). k_contiguous is 1 for a row operand, 0 for a token
+                operand
+  FORM_PACKED   codes, contraction contiguous. NVFP4: (rows, k/2) bytes, even k in the low nibble;
+                block scales in the 128 x 4 tiled layout of quantize_scale_offset, padding zeroed.
+                E4M3, E5M2: (rows, k) bytes, no block scales. What native GEMMs take.
 
 NVFP4, arithmetic 2 (dev/NUMERICS.md 2.1-2.2), every step one FP32 rounding:
   S_enc = min(top * 6 / amax, FLT_MAX), 1 when amax is 0;  S_dec = 1 / S_enc
@@ -22,6 +23,13 @@ NVFP4, arithmetic 2 (dev/NUMERICS.md 2.1-2.2), every step one FP32 rounding:
   decoded value without tensor scale: q_i * s8
   with headroom, s is multiplied by f32(17/16) before it is rounded
 GEMM alpha = amax_a * amax_b * 1 / (6 top_a * 6 top_b), on the device (operand_alpha_mult).
+
+E4M3 and E5M2, per-tensor current scaling (dev/NUMERICS.md 5d), max = 448 or 57344:
+  scale = min(max / amax, FLT_MAX), 1 when amax is 0, infinite or NaN
+  code = RN(x_i * scale), saturating; NaN gives 0x7F
+The tensor's decode scale in alpha is amax * 1 / max, which is within an ulp or two of 1 / scale; an
+amax of 0 makes it 0 beside codes that are all 0. Below an amax of max / FLT_MAX, about 1e-36, it
+is smaller than 1 / scale: such tensors decode to less than they held.
 
 Hadamard (dev/NUMERICS.md 4): each group of 16 along the contraction: signs first (element i is
 negated when bit i of 0xD7E8 is set), butterflies of stride 1, 2, 4, 8 in f32, times 0.25, rounded
@@ -34,11 +42,12 @@ to bf16; amax and block maxima are those of the transformed, rounded values.
   random    rng.h: Quantizer.tag without sub-draw, key Quantizer.seed, step and token base from
             StepState
   errors    aborts on a shape or dtype mismatch (quantize_check); amax of inf or NaN gives NaN
-            scales, which the guard sees in the loss
+            scales, and an alpha of inf or NaN, which the guard sees in the loss
   scratch   none
   source    NVIDIA TransformerEngine's arithmetic as specified in dev/NUMERICS.md; PTX ISA cvt
             (packing order)
-  tests     test_quantize.c: vectors V1-V12, invariants; test_quantize_cuda.cu: bit-exact
+  tests     test_quantize.c: vectors V1-V12, invariants; test_quantize_cuda.cu: bit-exact;
+            test_quantize_fp8.c, test_quantize_fp8_cuda.cu: the same of E4M3 and E5M2
 */
 #ifndef LLMC_OPS_QUANTIZE_H
 #define LLMC_OPS_QUANTIZE_H
@@ -58,11 +67,11 @@ typedef struct {
     OperandForm form;
     FormatId format;
     DType dtype;         // of VALUES: bf16 or f32
-    // VALUES: (rows, k) if k_contiguous, else (k, rows); PACKED: (rows, k/2) bytes
+    // VALUES: (rows, k) if k_contiguous, else (k, rows); PACKED: quantize_codes_bytes
     void *data;
-    uint8_t *scales;     // PACKED: quantize_scales_bytes(rows, k) bytes; else NULL
+    uint8_t *scales;     // PACKED, with blocks: quantize_scales_bytes(rows, k) bytes; else NULL
     float *amax;         // device scalar; NULL when the format has no tensor scale (factor 1)
-    float dequant_mult;  // 1 / (6 * top): the tensor's decode scale is *amax * dequant_mult
+    float dequant_mult;  // the tensor's decode scale is *amax * dequant_mult
     int64_t rows, k;     // logical shape; k runs along the contraction
     int k_contiguous;
     // PACKED: k is cut into so many equal parts, each an operand (rows, k / slices) of its own,
@@ -91,13 +100,18 @@ QOperand quantize_slice(const QOperand *q, int i);
 /* Rows [first, first + count) of an operand in x's layout; of a packed one whole tiles of 128, or
    all. */
 QOperand quantize_rows(const QOperand *q, int64_t first, int64_t count);
-/* Elements of each form: bytes to reserve for an operand of a tensor (R,C). */
+/* Bytes of a packed operand's codes; of NVFP4's, and of its block scales. */
+size_t quantize_codes_bytes(FormatId format, int64_t rows, int64_t k);
 size_t quantize_packed_bytes(int64_t rows, int64_t k);
 size_t quantize_scales_bytes(int64_t rows, int64_t k);
 /* Byte of the scale of row r, 16-block c in the 128 x 4 tiled layout;
    padded_cols = round_up(k / 16, 4). */
 int64_t quantize_scale_offset(int64_t r, int64_t c, int64_t padded_cols);
-/* f32(1 / (6 top_a * 6 top_b)), or of one side alone when the other has no tensor scale. */
+/* QOperand.dequant_mult of an operand made like this: f32(1 / (6 * top)), or f32(1 / largest
+   element) in a format without blocks. */
+float quantize_dequant_mult(const Operand *how);
+/* f32(1 / product of what both dequant_mult divide by), or of one side alone when the other has no
+   tensor scale. */
 float operand_alpha_mult(const QOperand *a, const QOperand *b);
 
 /* Either operand may be NULL. First amax_pair, then quantize_pair, with the same arguments: each
@@ -113,8 +127,9 @@ void quantize_pair_cpu (Device *d, QOperand *row, const Quantizer *row_how, QOpe
 void quantize_pair_cuda(Device *d, QOperand *row, const Quantizer *row_how, QOperand *token,
                         const Quantizer *token_how, Tensor x);
 
-/* Test helper of both devices' memory layouts, host only: decoded value (no tensor scale) of
-   element (row, k). */
+/* Host only: decoded value (no tensor scale) of element (row, k) of a packed operand in one piece,
+   and of NVFP4's codes and scales. */
+float quantize_decode(const QOperand *q, int64_t row, int64_t k);
 float quantize_decode_packed(const uint8_t *codes, const uint8_t *scales, int64_t rows, int64_t k,
                              int64_t at_row, int64_t at_k);
 

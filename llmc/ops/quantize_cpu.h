@@ -1,6 +1,6 @@
 /*
-quantize_cpu -- the two CPU implementations behind amax_pair_cpu and quantize_pair_cpu, apart so
-that a test can hold one against the other. Not for other callers: quantize.h is the op.
+quantize_cpu -- the CPU implementations behind amax_pair_cpu and quantize_pair_cpu, apart so that a
+test can hold one against the other. Not for other callers: quantize.h is the op.
 */
 #ifndef LLMC_OPS_QUANTIZE_CPU_H
 #define LLMC_OPS_QUANTIZE_CPU_H
@@ -21,6 +21,10 @@ void amax_pair_fast(QOperand *row, const Quantizer *row_how, QOperand *token,
                     const Quantizer *token_how, Tensor x);
 void quantize_pair_fast(QOperand *row, const Quantizer *row_how, QOperand *token,
                         const Quantizer *token_how, Tensor x);
+
+/* quantize_fp8.c: an operand of a format without blocks, in either form. Its maximum is found by
+   the functions above. */
+void quantize_fp8_cpu(QOperand *o, const Quantizer *how, Tensor x);
 
 /* Philox calls for the dither of 16 elements: 24 bits take a whole word each. */
 static inline int quantize_num_subdraws(int bits) { return bits == 24 ? 4 : bits / 8; }
