@@ -192,9 +192,10 @@ static void print_plan(Run *r) {
     char validation[128] = "no data.val: no validation";
     if (r->val) eval_describe(&r->evaluation, c, validation, sizeof(validation));
     log_line("%s", version_build());
-    log_line("device      %s, %d %s; GEMM %s, attention %s; ranks %d (%s)", r->device->name,
+    log_line("device      %s, %d %s; GEMM %s, attention %s%s; ranks %d (%s)", r->device->name,
              r->device->num_threads, r->device->kind == DEVICE_CPU ? "threads" : "multiprocessors",
              r->device->kind == DEVICE_CPU ? sgemm_name : "cuBLASLt", r->ops->attention_name(),
+             c->memory.deterministic ? "" : " in any order",
              r->comm->size, r->comm->name);
     log_line("model       %lld parameters, %lld in the blocks' matrices",
              (long long)param_table_true_count(&r->model.params),

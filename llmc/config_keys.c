@@ -138,6 +138,9 @@ const ConfigKey config_keys[] = {
      "CPU threads; 0: all", NULL},
     {KEY(INT, memory.lmhead_chunks), "1", 1, 4096,
      "parts the head and the loss are worked out in: more take less memory", NULL},
+    {KEY(BOOL, memory.deterministic), "true", 0, 1,
+     "two runs give the same bits; false lets attention's backward pass on a GPU sum in any order",
+     NULL},
 
     {KEY(INT64, eval.every), "250", 0, MAX_COUNT,
      "steps between validations; 0: only at the end", "llm.c -v, nanoGPT eval_interval"},

@@ -233,6 +233,7 @@ static OpLimits limits_of(Model *m, const Config *c) {
         .num_elements = m->params.num_elements,
         .attention = {(int)max_i64(c->batch.micro, c->eval.micro), c->batch.seq_len, c->model.heads,
                       c->model.kv_heads, c->model.head_dim},
+        .any_order = !c->memory.deterministic,
     };
     return limits;
 }

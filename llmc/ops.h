@@ -35,6 +35,8 @@ typedef struct {
     int64_t padded_vocab;
     int64_t num_elements;     // of the flat parameter arrays
     AttentionDims attention;
+    // 1: sums of attention's backward pass may run in any order, where that is faster
+    int any_order;
 } OpLimits;
 
 typedef struct Ops {

@@ -25,7 +25,7 @@ static size_t scratch_bytes(const OpLimits *l) {
         norm_scratch_cuda(l->tokens, l->max_cols),
         column_sum_scratch_cuda(max_i64(l->max_cols, l->padded_vocab)),
         sum_scratch_cuda(),
-        attention_cuda_scratch_bytes(l->attention),
+        attention_cuda_scratch_bytes(l->attention, l->any_order),
     };
     size_t most = 0;
     for (int i = 0; i < ARRAY_LEN(needs); i++) most = needs[i] > most ? needs[i] : most;

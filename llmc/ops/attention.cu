@@ -69,12 +69,13 @@ static void announce(const Decision *decision, const char *refusal) {
     }
 }
 
-// scratch_limit: what is there for cuDNN's work space.
-static const Decision *decide(AttentionDims dims, size_t scratch_limit) {
+// scratch_limit: what is there for cuDNN's work space. The order of sums is that of the first call
+// for these dims.
+static const Decision *decide(AttentionDims dims, size_t scratch_limit, int any_order) {
     const Decision *known = find_decision(dims);
     if (known) return known;
     CudnnSupport cudnn = {};
-    if (selection != SELECT_FLASH) cudnn = attention_cudnn_prepare(dims);
+    if (selection != SELECT_FLASH) cudnn = attention_cudnn_prepare(dims, any_order);
     if (cudnn.workspace_bytes > scratch_limit) {
         cudnn.runs = 0;
         snprintf(cudnn.refusal, sizeof(cudnn.refusal),
@@ -96,12 +97,12 @@ static const Decision *decide(AttentionDims dims, size_t scratch_limit) {
     return &decisions[num_decisions - 1];
 }
 
-size_t attention_cuda_scratch_bytes(AttentionDims dims) {
-    return decide(dims, SIZE_MAX)->scratch_bytes;
+size_t attention_cuda_scratch_bytes(AttentionDims dims, int any_order) {
+    return decide(dims, SIZE_MAX, any_order)->scratch_bytes;
 }
 
 static int cudnn_runs(const Device *d, AttentionDims dims) {
-    return decide(dims, d->scratch_bytes)->runs == SELECT_CUDNN;
+    return decide(dims, d->scratch_bytes, 0)->runs == SELECT_CUDNN;
 }
 
 static void check_bf16(Tensor qkv) {

@@ -13,7 +13,7 @@ extern "C" {
 // Decides for these dims, prints the decision, and returns the scratch bytes that both passes need.
 // Called at start-up with a CUDA device open. Other dims are decided at their first use, within the
 // scratch there is then.
-size_t attention_cuda_scratch_bytes(AttentionDims dims);
+size_t attention_cuda_scratch_bytes(AttentionDims dims, int any_order);
 
 // "cudnn" or "flash": what the dims decided last run on; "undecided" before that.
 const char *attention_cuda_name(void);

@@ -32,6 +32,7 @@ enum { KEY_TILE = 128 };
 
 struct Plans {
     AttentionDims dims;
+    int any_order;
     CudnnSupport support;
     fe::graph::Graph forward, backward;
     Plans *next;
@@ -93,7 +94,7 @@ static void describe_forward(fe::graph::Graph *g, AttentionDims d) {
     shape_lse(lse->set_output(true).set_uid(LSE_ID), d);
 }
 
-static void describe_backward(fe::graph::Graph *g, AttentionDims d) {
+static void describe_backward(fe::graph::Graph *g, AttentionDims d, int any_order) {
     const int64_t qkv_cols = attention_qkv_cols(d), out_cols = (int64_t)d.num_heads * d.head_dim;
     set_types(g);
     GraphTensor q = add_heads(g, Q_ID, d, d.num_heads, qkv_cols);
@@ -107,7 +108,7 @@ static void describe_backward(fe::graph::Graph *g, AttentionDims d) {
                        .set_attn_scale(score_scale(d))
                        .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
                        .set_diagonal_band_right_bound(0)
-                       .set_deterministic_algorithm(true);
+                       .set_deterministic_algorithm(!any_order);
     auto [dq, dk, dv] = g->sdpa_backward(q, k, v, out, dout, lse, options);
     shape_heads(dq->set_output(true).set_uid(DQ_ID), d, d.num_heads, qkv_cols);
     shape_heads(dk->set_output(true).set_uid(DK_ID), d, d.num_kv_heads, qkv_cols);
@@ -144,7 +145,7 @@ static void build_plans(Plans *p) {
         return;
     }
     describe_forward(&p->forward, p->dims);
-    describe_backward(&p->backward, p->dims);
+    describe_backward(&p->backward, p->dims, p->any_order);
     if (!build_plan(&p->forward, "forward", support) ||
         !build_plan(&p->backward, "backward", support))
         return;
@@ -161,17 +162,19 @@ static int same_dims(AttentionDims a, AttentionDims b) {
            a.num_kv_heads == b.num_kv_heads && a.head_dim == b.head_dim;
 }
 
+/* Those prepared last for these dims. */
 static Plans *find_plans(AttentionDims dims) {
     Plans *p = all_plans;
     while (p && !same_dims(p->dims, dims)) p = p->next;
     return p;
 }
 
-CudnnSupport attention_cudnn_prepare(AttentionDims dims) {
+CudnnSupport attention_cudnn_prepare(AttentionDims dims, int any_order) {
     Plans *p = find_plans(dims);
-    if (!p) {
+    if (!p || p->any_order != any_order) {
         p = new Plans();
         p->dims = dims;
+        p->any_order = any_order;
         p->next = all_plans;
         all_plans = p;
         build_plans(p);

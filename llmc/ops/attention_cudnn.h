@@ -20,8 +20,10 @@ typedef struct {
 
 /* "9.14.0", the library that is loaded; NULL where cuDNN is not compiled in. */
 const char *attention_cudnn_version(void);
-/* Builds the plans for these dims on the current CUDA device, or finds those built before. */
-CudnnSupport attention_cudnn_prepare(AttentionDims dims);
+/* Builds the plans for these dims on the current CUDA device, or finds those built before. With
+   any_order the backward pass need not repeat its bits. Passes run the plans that were prepared
+   last. */
+CudnnSupport attention_cudnn_prepare(AttentionDims dims, int any_order);
 /* As attention_forward_cuda and attention_backward_cuda, for dims that were prepared and run. */
 void attention_cudnn_forward(Device *d, Tensor out, Tensor lse, Tensor qkv, AttentionDims dims);
 void attention_cudnn_backward(Device *d, Tensor dqkv, Tensor dout, Tensor out, Tensor lse,

@@ -7,7 +7,8 @@ frontend.
 
 const char *attention_cudnn_version(void) { return NULL; }
 
-CudnnSupport attention_cudnn_prepare(AttentionDims dims) {
+CudnnSupport attention_cudnn_prepare(AttentionDims dims, int any_order) {
+    (void)any_order;
     (void)dims;
     CudnnSupport support = {.refusal = "this program was built without cuDNN"};
     return support;
