@@ -36,6 +36,8 @@ CASE(cells_of_the_recipes) {
          {{"nvfp4 1x16", "nvfp4 16x16"},
           {"nvfp4 1x16 sr8", "nvfp4 16x16T"},
           {"nvfp4 1x16 rht16 sr8", "nvfp4 1x16 rht16"}}},
+        // dev/NUMERICS.md 5d: current scaling, HYBRID
+        {"fp8", {{"e4m3", "e4m3"}, {"e5m2", "e4m3T"}, {"e5m2", "e4m3"}}},
     };
     EXPECT_EQ_I64(num_recipes, ARRAY_LEN(want));
     for (int i = 0; i < ARRAY_LEN(want); i++) {
@@ -63,6 +65,14 @@ CASE(formats_are_what_their_name_says) {
     EXPECT_EQ_I64(f->tensor_scale, 1);
     EXPECT(f->elem_max == E2M1_MAX && f->scale_max == E4M3_MAX);
     EXPECT(!format_is_quantized(FORMAT_F32) && !format_is_quantized(FORMAT_BF16));
+    EXPECT(format_is_quantized(FORMAT_NVFP4) && !format_is_fp8(FORMAT_NVFP4));
+    for (int i = FORMAT_E4M3; i <= FORMAT_E5M2; i++) {
+        f = &formats[i];
+        EXPECT_EQ_I64(f->elem, i == FORMAT_E4M3 ? DT_E4M3 : DT_E5M2);
+        EXPECT(f->block == 0 && f->tensor_scale == 1, "%s", f->name);
+        EXPECT(f->elem_max == (i == FORMAT_E4M3 ? E4M3_MAX : E5M2_MAX), "%s", f->name);
+        EXPECT(format_is_quantized((FormatId)i) && format_is_fp8((FormatId)i), "%s", f->name);
+    }
 }
 
 CASE(describe_tells_every_field) {
@@ -158,8 +168,9 @@ CASE(rules_refuse_what_they_do_not_know) {
         {"layers", "", "a layer pattern has 1 to 95 characters"},
         {"gemm", "bgrad", "\"bgrad\" is not a GEMM; legal: fprop, dgrad, wgrad, *"},
         {"operand", "y", "\"y\" is not an operand; legal: x, w, dy, *"},
-        {"recipe", "fp8", "\"fp8\" is not a recipe; legal: f32, bf16, nvfp4"},
-        {"format", "mxfp4", "\"mxfp4\" is not a value of \"format\"; legal: f32, bf16, nvfp4"},
+        {"recipe", "fp4", "\"fp4\" is not a recipe; legal: f32, bf16, nvfp4, fp8"},
+        {"format", "mxfp4",
+         "\"mxfp4\" is not a value of \"format\"; legal: f32, bf16, nvfp4, e4m3, e5m2"},
         {"tile", "1x16", "legal: row, square"},
         {"hadamard", "32", "\"32\" is not a value of \"hadamard\"; legal: 0, 16"},
         {"signs", "random", "legal: fixed, none"},
@@ -251,6 +262,18 @@ static const Refusal refusals[] = {
     {"nvfp4", 64, 64, 64, SHARED "but its rounding is another",
      {{"dgrad", "w", "rounding", "stochastic"}}},
     {"nvfp4", 64, 64, 64, SHARED "which wants square tiles;", {{"*", "w", "tile", "row"}}},
+    {"fp8", 64, 64, 48, "must be a multiple of 32; nearest: 32 or 64", {{0}}},
+    {"fp8", 64, 64, 64, "dgrad.dy: e5m2 has no stochastic rounding; set "
+                        "precision.dgrad.dy.rounding=nearest",
+     {{"dgrad", "dy", "rounding", "stochastic"}}},
+    {"fp8", 64, 64, 64, "wgrad.dy: e5m2 has no Hadamard transform; set "
+                        "precision.wgrad.dy.hadamard=0",
+     {{"wgrad", "*", "hadamard", "16"}}},
+    {"fp8", 64, 64, 64, HADAMARD "0 and 16)", {{"wgrad", "x", "hadamard", "16"}}},
+    {"fp8", 64, 64, 64, SHARED "but its format is another", {{"fprop", "w", "format", "e5m2"}}},
+    {"fp8", 64, 64, 64, "fprop: one operand is f32 and the other is not",
+     {{"fprop", "w", "format", "f32"}}},
+    {"fp8", 64, 64, 64, "wgrad.x: " TRANSPOSED, {{"wgrad", "x", "source", "transposed"}}},
 };
 // clang-format on
 
@@ -286,6 +309,12 @@ CASE(what_is_allowed) {
                                      {"fprop", "w", "tile", "row"}}},
         {"nvfp4", 64, 64, 64, NULL, {{"fprop", "x", "format", "bf16"}}},
         {"nvfp4", 64, 64, 64, NULL, {{"*", "w", "arithmetic", "1"}}},
+        {"nvfp4", 64, 64, 64, NULL, {{"fprop", "x", "format", "e4m3"}}},   // emulated
+        {"fp8", 32, 96, 32, NULL, {{0}}},
+        {"fp8", 64, 64, 64, NULL, {{"*", "x", "format", "nvfp4"}}},   // likewise
+        {"fp8", 64, 64, 64, NULL, {{"*", "*", "format", "e5m2"}}},    // likewise
+        {"fp8", 64, 64, 64, NULL, {{"fprop", "w", "format", "bf16"},
+                                   {"dgrad", "w", "source", "tensor"}}},
     };
     // clang-format on
     for (int i = 0; i < ARRAY_LEN(allowed); i++) {
