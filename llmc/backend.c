@@ -118,10 +118,8 @@ static void refuse_size(const Linear *l, const char *what, int64_t size, const c
 
 static void check_sizes(const Engine *e, const Linear *l, int64_t tokens) {
     const char *dims = "model.dim, model.ffn or the heads";
-    if (linear_gemm_form(e, l, GEMM_FPROP) == FORM_PACKED)
-        refuse_size(l, "inputs", l->in, dims);
-    if (linear_gemm_form(e, l, GEMM_DGRAD) == FORM_PACKED)
-        refuse_size(l, "outputs", l->out, dims);
+    if (linear_gemm_form(e, l, GEMM_FPROP) == FORM_PACKED) refuse_size(l, "inputs", l->in, dims);
+    if (linear_gemm_form(e, l, GEMM_DGRAD) == FORM_PACKED) refuse_size(l, "outputs", l->out, dims);
     if (linear_gemm_form(e, l, GEMM_WGRAD) == FORM_PACKED)
         refuse_size(l, "tokens of a micro-batch", tokens, "batch.micro or batch.seq_len");
 }

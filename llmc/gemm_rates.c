@@ -139,8 +139,10 @@ static double measured_rate(Engine *e, Product p, MeasuredList *list, const void
 /* GEMM g of a linear over `tokens`, of decoded values or of what the plan says. */
 static Product linear_product(const Engine *e, const Linear *l, GemmKind g, OperandForm form,
                               int64_t tokens) {
-    const int64_t sizes[NUM_GEMMS][3] = {   // m, n, k
-        {tokens, l->out, l->in}, {tokens, l->in, l->out}, {l->out, l->in, tokens}};
+    const int64_t sizes[NUM_GEMMS][3] = {// m, n, k
+                                         {tokens, l->out, l->in},
+                                         {tokens, l->in, l->out},
+                                         {l->out, l->in, tokens}};
     Product p;
     memset(&p, 0, sizeof(p));
     p.kind = g;

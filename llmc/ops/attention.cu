@@ -1,5 +1,5 @@
-// attention on CUDA: the choice between the own kernels (attention_flash.cu) and cuDNN. The choice
-// is made once for each AttentionDims and printed.
+// attention on CUDA: the choice between the own kernels (attention_flash.cu) and cuDNN, made once for
+// each AttentionDims.
 #include <string.h>
 
 #include "../common.h"
@@ -14,28 +14,26 @@ typedef struct {
     AttentionDims dims;
     Selection runs;   // never SELECT_AUTO
     size_t scratch_bytes;
+    char description[384];
 } Decision;
 
 static Selection selection = SELECT_AUTO;
 static Decision *decisions;   // for all dims met so far, latest last
 static int num_decisions;
-static int flash_announced;
+static char planned[sizeof(((Decision *)0)->description)] = "undecided";
 
 void attention_cuda_select(const char *name) {
     for (int i = 0; i < ARRAY_LEN(selection_names); i++) {
         if (strcmp(name, selection_names[i]) == 0) {
             selection = (Selection)i;
             num_decisions = 0;
-            flash_announced = 0;
             return;
         }
     }
     CHECK(0, "attention \"%s\": there is auto, cudnn and flash", name);
 }
 
-const char *attention_cuda_name(void) {
-    return num_decisions ? selection_names[decisions[num_decisions - 1].runs] : "undecided";
-}
+const char *attention_cuda_name(void) { return planned; }
 
 static const Decision *find_decision(AttentionDims d) {
     for (int i = num_decisions - 1; i >= 0; i--) {
@@ -47,26 +45,19 @@ static const Decision *find_decision(AttentionDims d) {
     return NULL;
 }
 
-// One line for each dims on cuDNN, and one for the own kernels with the reason at their first use:
-// prompts of any length come later, and always run on these.
-static void announce(const Decision *decision, const char *refusal) {
-    const AttentionDims *d = &decision->dims;
-    if (decision->runs == SELECT_FLASH && flash_announced) return;
-    flash_announced |= decision->runs == SELECT_FLASH;
-    char shape[128];
-    snprintf(shape, sizeof(shape), "B %d, T %d, %d heads of %d, %d key/value heads", d->B, d->T,
-             d->num_heads, d->head_dim, d->num_kv_heads);
+// What the plan says: "cuDNN 9.14.0", or the own kernels and why.
+static void describe(Decision *decision, const char *refusal) {
     const char *version = attention_cudnn_version();
-    if (decision->runs == SELECT_CUDNN) {
-        log_line("attention: cuDNN %s (%s)", version, shape);
-    } else if (selection == SELECT_FLASH) {
-        log_line("attention: own flash kernels, as selected (%s)", shape);
-    } else if (!version) {
-        log_line("attention: own flash kernels (%s); %s", shape, refusal);
-    } else {
-        log_line("attention: own flash kernels (%s); cuDNN %s is there, but %s", shape, version,
-                 refusal);
-    }
+    char *text = decision->description;
+    if (decision->runs == SELECT_CUDNN)
+        snprintf(text, sizeof(decision->description), "cuDNN %s", version);
+    else if (selection == SELECT_FLASH)
+        snprintf(text, sizeof(decision->description), "flash (own kernels), as selected");
+    else if (!version)
+        snprintf(text, sizeof(decision->description), "flash (own kernels; %s)", refusal);
+    else
+        snprintf(text, sizeof(decision->description), "flash (own kernels; of cuDNN %s: %s)",
+                 version, refusal);
 }
 
 // scratch_limit: what is there for cuDNN's work space. The order of sums is that of the first call
@@ -93,12 +84,14 @@ static const Decision *decide(AttentionDims dims, size_t scratch_limit, int any_
         decision.scratch_bytes = cudnn.workspace_bytes;
     decisions = (Decision *)xrealloc(decisions, sizeof(Decision) * (num_decisions + 1));
     decisions[num_decisions] = decision;
-    announce(&decisions[num_decisions++], cudnn.refusal);
+    describe(&decisions[num_decisions++], cudnn.refusal);
     return &decisions[num_decisions - 1];
 }
 
 size_t attention_cuda_scratch_bytes(AttentionDims dims, int any_order) {
-    return decide(dims, SIZE_MAX, any_order)->scratch_bytes;
+    const Decision *decision = decide(dims, SIZE_MAX, any_order);
+    snprintf(planned, sizeof(planned), "%s", decision->description);
+    return decision->scratch_bytes;
 }
 
 static int cudnn_runs(const Device *d, AttentionDims dims) {

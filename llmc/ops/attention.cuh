@@ -10,12 +10,13 @@
 extern "C" {
 #endif
 
-// Decides for these dims, prints the decision, and returns the scratch bytes that both passes need.
+// Decides for these dims and returns the scratch bytes that both passes need.
 // Called at start-up with a CUDA device open. Other dims are decided at their first use, within the
 // scratch there is then.
 size_t attention_cuda_scratch_bytes(AttentionDims dims, int any_order);
 
-// "cudnn" or "flash": what the dims decided last run on; "undecided" before that.
+// What the dims of the last attention_cuda_scratch_bytes run on: "cuDNN 9.14.0", or "flash ..."
+// with the reason; "undecided" before that.
 const char *attention_cuda_name(void);
 
 // "auto" (cuDNN where it can), "cudnn" (die where it cannot) or "flash", for decisions from now on.
