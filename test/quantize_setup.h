@@ -73,6 +73,13 @@ static inline Operand nvfp4_cell(void) {
     return o;
 }
 
+/* Of a format without blocks. */
+static inline Operand fp8_cell(FormatId format) {
+    Operand o = nvfp4_cell();
+    o.format = format;
+    return o;
+}
+
 /* Every combination of the options of a cell. */
 enum { NUM_VARIANTS = 2 * 3 * 4 * 2 * 2 * 2 };
 static inline Operand cell_variant(int i) {
@@ -108,13 +115,13 @@ static inline QOperand setup_operand(OperandForm form, Operand how, int64_t rows
     o.form = form;
     o.format = how.format;
     o.dtype = DT_BF16;
-    o.dequant_mult = 1.0f / (6.0f * (float)how.top_scale);
+    o.dequant_mult = quantize_dequant_mult(&how);
     o.rows = rows;
     o.k = k;
     o.k_contiguous = form == FORM_PACKED || !token;
-    o.data = xmalloc(form == FORM_PACKED ? quantize_packed_bytes(rows, k)
+    o.data = xmalloc(form == FORM_PACKED ? quantize_codes_bytes(how.format, rows, k)
                                          : dtype_bytes(DT_BF16, rows * k));
-    if (form != FORM_PACKED) return o;
+    if (form != FORM_PACKED || !format_has_blocks(how.format)) return o;
     o.scales = (uint8_t *)xmalloc(quantize_scales_bytes(rows, k));
     memset(o.scales, 0xFF,
            quantize_scales_bytes(rows, k));   // what the quantiser leaves alone would show as NaN
@@ -151,7 +158,7 @@ static inline void setup_free(Setup *s) {
 }
 
 static inline size_t setup_bytes(const QOperand *o) {
-    return o->form == FORM_PACKED ? quantize_packed_bytes(o->rows, o->k)
+    return o->form == FORM_PACKED ? quantize_codes_bytes(o->format, o->rows, o->k)
                                   : dtype_bytes(o->dtype, o->rows * o->k);
 }
 
