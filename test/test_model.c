@@ -1,7 +1,7 @@
 /*
 test_model -- the whole model against an independent implementation: losses, gradients and 20
 optimizer steps of four tiny models made by JAX (test/fixtures/README.md), in f32. Then what holds
-for BF16 and NVFP4 on the same models: chunks of the head, accumulation and the quantised GEMMs that
+for BF16, FP8 and NVFP4 on the same models: chunks of the head, accumulation and the quantised GEMMs that
 run.
 */
 #include "common.h"
@@ -59,6 +59,7 @@ static void run_open_as(Fp4Gemm fp4, Run *r, const char *name, int num_extra, ch
     r->file = safetensors_open(weights_path);
     model_declare(&r->model, &r->config);
     r->model.engine.fp4 = fp4;
+    r->model.engine.fp8 = fp4 != FP4_EMULATED;   // codes of either format, or neither's
     model_place(&r->model, &r->config, r->device, &ops_cpu, 1);
     load_weights(r);
     model_prepare_weights(&r->model);
@@ -256,6 +257,91 @@ CASE(packed_codes_train_as_their_values_do) {
     for (int f = 0; f < ARRAY_LEN(gemms); f++) run_close(&runs[f]);
 }
 
+CASE(fp8_runs_every_gemm_near_bf16) {
+    char *fp8[] = {"precision.recipe=fp8"}, *bf16[] = {"precision.recipe=bf16"};
+    Run r;
+    run_open(&r, "model_llama", 1, fp8);
+    begin_step(&r, 0);
+    micro_step(&r, 0, 0, B);
+    // Two blocks of four linears, three GEMMs each; none is kept in BF16.
+    EXPECT_EQ_I64(plan_quantized_gemms(&r.model), 24, "plan");
+    EXPECT_EQ_I64(r.model.engine.quantized_gemms, 24, "GEMMs that ran");
+    int64_t n = r.model.params.num_elements;
+    run_close(&r);
+    float *a = gradients_of("model_llama", 1, fp8, 1), *b = gradients_of("model_llama", 1, fp8, 1);
+    float *plain = gradients_of("model_llama", 1, bf16, 1);
+    EXPECT_BITS(a, b, (size_t)(n + 1) * sizeof(float), "gradients and loss");
+    EXPECT_NEAR(a[n], plain[n], 0.01, "loss");
+    double error = relative_error(a, plain, n);
+    EXPECT(error > 0.01 && error < 0.1, "FP8 gradients differ from BF16's by %.2e", error);
+    free(a);
+    free(b);
+    free(plain);
+}
+
+/* The last of STEPS losses of a run over the fixture's batches. */
+static float trained_loss(char *recipe) {
+    Run r;
+    run_open(&r, "model_llama", 1, &recipe);
+    float loss = 0;
+    for (int step = 0; step < STEPS; step++) {
+        begin_step(&r, step);
+        micro_step(&r, step, 0, B);
+        optimizer_step(&r.model, &r.config);
+        model_prepare_weights(&r.model);
+        loss = r.model.engine.state->loss;
+    }
+    run_close(&r);
+    return loss;
+}
+
+CASE(fp8_trains_as_bf16_does) {
+    float fp8 = trained_loss("precision.recipe=fp8"), bf16 = trained_loss("precision.recipe=bf16");
+    EXPECT_NEAR(fp8, bf16, 0.02 * bf16, "loss of step %d", STEPS - 1);
+}
+
+/* As above of NVFP4; and one byte a value is saved for backward, not two. */
+CASE(packed_fp8_trains_as_its_values_do) {
+    char *fp8[] = {"precision.recipe=fp8"};
+    const Fp4Gemm gemms[] = {FP4_EMULATED, FP4_LIBRARY};
+    Run runs[ARRAY_LEN(gemms)];
+    for (int f = 0; f < ARRAY_LEN(gemms); f++) {
+        Run *r = &runs[f];
+        run_open_as(gemms[f], r, "model_llama", 1, fp8);
+        model_init(&r->model, 7);
+        model_prepare_weights(&r->model);
+        begin_step(r, 0);
+        micro_step(r, 0, 0, B);
+        for (int i = 0; i < r->model.num_branches; i++) {
+            const Linear *l = &r->model.blocks[i].in;
+            int64_t count = (int64_t)B * T * l->in;
+            EXPECT_EQ_I64(l->w[GEMM_DGRAD].form, f ? FORM_PACKED : FORM_VALUES, "%s", l->name);
+            EXPECT_EQ_I64(tensor_bytes(r->model.blocks[i].in_saved.token_buffer),
+                          f ? count : 2 * count, "%s", l->name);
+            EXPECT(f == 0 || l->w[GEMM_DGRAD].scales == NULL, "%s", l->name);
+        }
+    }
+    const ParamTable *t = &runs[0].model.params, *packed = &runs[1].model.params;
+    double error = relative_error(packed->grad.data, t->grad.data, t->num_elements);
+    EXPECT_NEAR(runs[1].model.engine.state->loss, runs[0].model.engine.state->loss, 1e-6, "loss");
+    EXPECT(error <= 1e-3, "gradients differ by %.2e", error);
+    for (int f = 0; f < ARRAY_LEN(gemms); f++) run_close(&runs[f]);
+}
+
+/* The guard looks at the loss: an activation that is lost must show there. */
+CASE(infinite_weights_reach_the_loss) {
+    char *fp8[] = {"precision.recipe=fp8"};
+    Run r;
+    run_open(&r, "model_llama", 1, fp8);
+    bf16_t *weight = (bf16_t *)r.model.params.params[r.model.blocks[0].in.weight].value.data;
+    weight[0] = 0x7F80;
+    model_prepare_weights(&r.model);
+    begin_step(&r, 0);
+    micro_step(&r, 0, 0, B);
+    EXPECT(!isfinite(r.model.engine.state->loss), "loss %g", r.model.engine.state->loss);
+    run_close(&r);
+}
+
 /* The gradients of one micro-step over 4 x 512 tokens, packed, on a device that says it has FP4
    units and so many multiprocessors. Caller frees. */
 static float *packed_gradients(int multiprocessors, int64_t *count) {
@@ -340,13 +426,17 @@ CASE(skipped_step_changes_nothing) {
 }
 
 /* The tag says what runs, not what the recipe is called. */
-static void expect_tag(const char *want, int num_extra, char **extra) {
+static void expect_tag_as(Fp4Gemm fp4, const char *want, int num_extra, char **extra) {
     char tag[64];
     Run r;
-    run_open(&r, "model_llama", num_extra, extra);
+    run_open_as(fp4, &r, "model_llama", num_extra, extra);
     plan_precision_tag(&r.model, &r.config, tag, sizeof(tag));
     EXPECT(strcmp(tag, want) == 0, "tag %s, want %s", tag, want);
     run_close(&r);
+}
+
+static void expect_tag(const char *want, int num_extra, char **extra) {
+    expect_tag_as(FP4_EMULATED, want, num_extra, extra);
 }
 
 CASE(precision_tag_says_what_runs) {
@@ -359,6 +449,18 @@ CASE(precision_tag_says_what_runs) {
     expect_tag("nvfp4(emulated)", 1, nvfp4);
     expect_tag("bf16", 2, kept);
     expect_tag("bf16+rules(emulated)", 1, rules);
+    char *fp8[] = {"precision.recipe=fp8"};
+    // dY by W in E5M2 alone, which no GPU multiplies.
+    char *e5m2[] = {"precision.recipe=fp8", "precision.dgrad.w.format=e5m2",
+                    "precision.dgrad.w.source=tensor"};
+    char *both[] = {"precision.recipe=fp8",
+                    "precision.rules=[{\"layers\": \"*.mlp.*\", \"recipe\": \"nvfp4\"}]"};
+    char *half[] = {"precision.recipe=nvfp4", "precision.fprop.x.format=bf16"};
+    expect_tag("fp8(emulated)", 1, fp8);
+    expect_tag_as(FP4_LIBRARY, "fp8(native)", 1, fp8);
+    expect_tag_as(FP4_LIBRARY, "fp8(mixed)", 3, e5m2);
+    expect_tag_as(FP4_LIBRARY, "fp8(native)", 2, both);
+    expect_tag_as(FP4_LIBRARY, "nvfp4(mixed)", 2, half);
 }
 
 TEST_MAIN_END
