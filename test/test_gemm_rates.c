@@ -14,8 +14,10 @@ enum { MAX_PRODUCTS = 256, MOST_ALIGN = 256 };
 /* What an algorithm is chosen for; cuBLASLt's types stand in gemm_plan.cu. */
 typedef struct {
     int64_t m, n, k;
-    int32_t form, d_type, a_k_contiguous, b_k_contiguous, has_bias, accumulate, slices;
+    int32_t form, a_format, b_format;   // formats of codes; 0 of values
+    int32_t d_type, a_k_contiguous, b_k_contiguous, has_bias, accumulate, slices;
     int32_t a_align, b_align, d_align, bias_align;
+    int32_t unused;   // no hole for a comparison to meet
 } Product;
 
 typedef struct {
@@ -42,6 +44,8 @@ static void record(Device *d, Tensor out, const QOperand *a, const QOperand *b, 
     (void)d;
     gemm_check(out, a, b, e);
     Product p = {.m = a->rows, .n = b->rows, .k = a->k, .form = (int32_t)a->form};
+    if (a->form == FORM_PACKED) p.a_format = a->format;
+    if (b->form == FORM_PACKED) p.b_format = b->format;
     p.d_type = (int32_t)out.dtype;
     p.a_k_contiguous = a->k_contiguous;
     p.b_k_contiguous = b->k_contiguous;
@@ -69,7 +73,7 @@ static void compute_nothing(Device *d, Tensor out, const QOperand *a, const QOpe
 
 static Device *open_gpu_double(void) {
     Device *d = device_cpu_open(0);
-    d->native_fp4 = 1;
+    d->native_fp4 = d->native_fp8 = 1;
     d->num_threads = 132;
     return d;
 }
@@ -83,6 +87,7 @@ static Products trained(const Config *c, Fp4Gemm fp4) {
     Device *d = open_gpu_double();
     model_declare(&m, c);
     m.engine.fp4 = fp4;
+    m.engine.fp8 = fp4 != FP4_EMULATED;   // codes of either format, or neither's
     model_place(&m, c, d, &ops, 1);
     model_init(&m, 7);
     model_prepare_weights(&m);
@@ -108,6 +113,7 @@ static Products tuned(const Config *c, Fp4Gemm fp4) {
     d->kind = DEVICE_CUDA;
     model_declare(&m, c);
     m.engine.fp4 = fp4;
+    m.engine.fp8 = fp4 != FP4_EMULATED;   // codes of either format, or neither's
     model_measure(&m, c, d, &ops, 1);
     recording = &list;
     free(gemm_rates_measure(&m, (int64_t)c->batch.micro * c->batch.seq_len));
@@ -124,10 +130,10 @@ static void expect_all_tuned(int num_args, char **args, Fp4Gemm fp4, int least) 
     for (int i = 0; i < training.count; i++) {
         const Product *p = &training.items[i];
         EXPECT(has_product(&tuning, p),
-               "%lld x %lld x %lld, form %d into %s, k contiguous %d %d, bias %d, accumulate %d, "
+               "%lld x %lld x %lld, form %d, %s by %s into %s, k contiguous %d %d, bias %d, accumulate %d, "
                "slices %d, aligned to %d %d %d, bias to %d",
                (long long)p->m, (long long)p->n, (long long)p->k, p->form,
-               dtype_info[p->d_type].name, p->a_k_contiguous, p->b_k_contiguous, p->has_bias,
+               formats[p->a_format].name, formats[p->b_format].name, dtype_info[p->d_type].name, p->a_k_contiguous, p->b_k_contiguous, p->has_bias,
                p->accumulate, p->slices, p->a_align, p->b_align, p->d_align, p->bias_align);
     }
     config_free(&c);
@@ -160,6 +166,18 @@ CASE(of_emulated_nvfp4) {
     char *args[] = {"test/fixtures/model_gpt2.json", "precision.recipe=nvfp4", "eval.micro=2",
                     "precision.keep_bf16.last=1"};
     expect_all_tuned(ARRAY_LEN(args), args, FP4_EMULATED, 12);
+}
+
+CASE(of_packed_fp8) {
+    char *args[] = {"test/fixtures/model_gpt2.json", "precision.recipe=fp8", "eval.micro=2"};
+    expect_all_tuned(ARRAY_LEN(args), args, FP4_LIBRARY, 13);
+}
+
+/* Blocks of both formats, by rules. */
+CASE(of_packed_nvfp4_and_fp8) {
+    char *args[] = {"test/fixtures/model_gpt2.json", "precision.recipe=fp8", "eval.micro=2",
+                    "precision.rules=[{\"layers\": \"blocks.0.*\", \"recipe\": \"nvfp4\"}]"};
+    expect_all_tuned(ARRAY_LEN(args), args, FP4_LIBRARY, 25);
 }
 
 /* Tokens enough that packed weight gradients are cut into slices. */
