@@ -9,7 +9,8 @@
    (dev/SPEED.md) and taken over to the others. */
 static const double COPY_SHARE = 0.85;         // element-wise ops: copy is 3.9 to 4.2 TB/s
 static const double AMAX_SHARE = 0.77;         // 3.3 to 4.1 TB/s
-static const double NEAREST_SHARE = 0.71;      // operands rounded to nearest: 3.3 to 3.5 TB/s
+static const double NEAREST_SHARE = 0.71;      // operands rounded to nearest: 3.3 to 3.5 TB/s;
+                                               // FP8's the same, which is assumed
 static const double STOCHASTIC_SHARE = 0.54;   // 2.5 to 2.7 TB/s
 static const double SQUARE_SHARE = 0.10;       // 16x16 tiles: 0.48 TB/s
 /* For a kernel to fill the device and to drain it; assumed. */
@@ -56,7 +57,7 @@ typedef struct {
     Model *m;
     const DeviceFacts *facts;
     Device device;   // as much of it as gemm_slices asks for
-    Fp4Gemm fp4;
+    Engine engine;   // as much of it as linear_gemm_form asks for
     int64_t tokens;       // of a micro-batch
     double micro_steps;   // of an optimizer step
     Prediction sum;
@@ -67,6 +68,10 @@ Fp4Gemm predict_fp4(const Config *c, DeviceModel device) {
     return native && c->precision.backend != BACKEND_EMULATE ? FP4_LIBRARY : FP4_EMULATED;
 }
 
+int predict_fp8(const Config *c, DeviceModel device) {
+    return device_facts[device].peak[UNIT_FP8] > 0 && c->precision.backend != BACKEND_EMULATE;
+}
+
 static void count_open(Count *n, Model *m, const Config *c, DeviceModel model, int ranks) {
     CHECK(model != DEVICE_MODEL_AUTO, "prediction for a device that nothing is known of");
     memset(n, 0, sizeof(*n));
@@ -74,7 +79,8 @@ static void count_open(Count *n, Model *m, const Config *c, DeviceModel model, i
     n->facts = &device_facts[model];
     n->device.native_fp4 = n->facts->peak[UNIT_FP4] > 0;
     n->device.num_threads = n->facts->multiprocessors;
-    n->fp4 = predict_fp4(c, model);
+    n->engine.fp4 = predict_fp4(c, model);
+    n->engine.fp8 = predict_fp8(c, model);
     n->tokens = (int64_t)c->batch.micro * c->batch.seq_len;
     n->micro_steps = config_accumulation(c, ranks);
     n->sum.tokens = n->micro_steps * (double)n->tokens;
@@ -125,16 +131,10 @@ static Cost product_cost(const Count *n, const Product *p) {
 
 /* --- linears --- */
 
-static const TensorUnit unit_of_elements[NUM_DTYPES] = {
-    [DT_E2M1] = UNIT_FP4, [DT_E4M3] = UNIT_FP8};   // all others: UNIT_BF16
-
-/* What multiplies: a unit both operands are made for, where the device has it; else BF16. */
+/* What multiplies: a unit that both operands are made for, where the device has it; else BF16. */
 static TensorUnit unit_of(const Count *n, const Linear *l, GemmKind g) {
-    TensorUnit a = unit_of_elements[formats[l->plan.cell[g][SIDE_A].format].elem];
-    TensorUnit b = unit_of_elements[formats[l->plan.cell[g][SIDE_B].format].elem];
-    if (a != b || n->facts->peak[a] == 0) return UNIT_BF16;
-    if (a == UNIT_FP4 && n->fp4 == FP4_EMULATED) return UNIT_BF16;
-    return a;
+    if (linear_gemm_form(&n->engine, l, g) == FORM_VALUES) return UNIT_BF16;
+    return format_is_fp8(l->plan.cell[g][SIDE_A].format) ? UNIT_FP8 : UNIT_FP4;
 }
 
 /* Bytes of an element of an operand, block scales included; BF16 units read decoded values. */
@@ -178,6 +178,7 @@ static const struct {
 };
 
 static double quantise_share(const Operand *o) {
+    if (!format_has_blocks(o->format)) return NEAREST_SHARE;
     if (o->tile == TILE_SQUARE) return SQUARE_SHARE;
     return o->rounding == ROUND_STOCHASTIC ? STOCHASTIC_SHARE : NEAREST_SHARE;
 }

@@ -44,8 +44,9 @@ typedef struct {
    what quantising costs. */
 typedef struct { double bf16, nvfp4; } Crossover;
 
-/* What would multiply NVFP4 operands there. */
+/* What would multiply NVFP4 operands there, and whether FP8 codes would be multiplied: as Engine. */
 Fp4Gemm predict_fp4(const Config *c, DeviceModel device);
+int predict_fp8(const Config *c, DeviceModel device);
 /* `m` after model_declare; `ranks` share the step's tokens. */
 Prediction predict_step(Model *m, const Config *c, DeviceModel device, int ranks);
 Crossover predict_crossover(Model *m, const Config *c, DeviceModel device, int linear, GemmKind g);

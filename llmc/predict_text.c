@@ -35,11 +35,13 @@ static void print_terms(FILE *out, const Prediction *p) {
 static void print_memory(FILE *out, Model *m, const Config *c, DeviceModel device) {
     Engine at_hand = m->engine;
     m->engine.fp4 = predict_fp4(c, device);
+    m->engine.fp8 = predict_fp8(c, device);
     model_measure(m, c, at_hand.device, at_hand.ops, at_hand.training);
     double bytes = 0, memory = device_facts[device].memory;
     for (int i = 0; i < NUM_ARENAS; i++)
         bytes += i == ARENA_WORKSPACE ? 0 : (double)m->arenas[i].used;
     m->engine.fp4 = at_hand.fp4;
+    m->engine.fp8 = at_hand.fp8;
     model_measure(m, c, at_hand.device, at_hand.ops, at_hand.training);
     fprintf(out, "  memory without op workspace %.1f of %.0f GB%s\n", bytes * 1e-9, memory * 1e-9,
             bytes > MEMORY_SHARE * memory ? ": does not fit" : "");

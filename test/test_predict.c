@@ -104,6 +104,25 @@ CASE(bytes_of_quantising_by_hand) {
     EXPECT_NEAR(p.term[TERM_LINEARS_EMULATED].bytes, 0, 0);
 }
 
+CASE(fp8_by_hand) {
+    // maxima 2, read 2, two operands of a byte; the units are an H200's own
+    Prediction p = predicted(SMALL "precision.recipe=fp8", DEVICE_MODEL_H200);
+    EXPECT_NEAR(p.term[TERM_QUANTISE_TOKENS].bytes, 6 * 256 * 1536, 0);
+    EXPECT_NEAR(p.term[TERM_QUANTISE_WEIGHTS].bytes, 6 * 131072, 0);
+    EXPECT_NEAR(p.term[TERM_LINEARS_FP8].bytes, 4 * 256 * 1536 + (2 + 8) * 131072, 0);
+    EXPECT_NEAR(p.term[TERM_LINEARS_FP8].flops, 6.0 * 256 * 131072, 0);
+    EXPECT_NEAR(p.term[TERM_LINEARS_EMULATED].bytes + p.term[TERM_LINEARS_BF16].bytes, 0, 0);
+    // emulated: operands of 2 bytes, and w's second one is its first
+    p = predicted(SMALL "precision.recipe=fp8 precision.backend=emulate", DEVICE_MODEL_H200);
+    EXPECT_NEAR(p.term[TERM_QUANTISE_TOKENS].bytes, 8 * 256 * 1536, 0);
+    EXPECT_NEAR(p.term[TERM_QUANTISE_WEIGHTS].bytes, 6 * 131072, 0);
+    EXPECT_NEAR(p.term[TERM_LINEARS_EMULATED].flops, 6.0 * 256 * 131072, 0);
+    EXPECT_NEAR(p.term[TERM_LINEARS_FP8].flops, 0, 0);
+    EXPECT(speed(LLAMA_7B "precision.recipe=fp8", DEVICE_MODEL_H200) >
+               speed(LLAMA_7B, DEVICE_MODEL_H200),
+           "FP8 is no faster than BF16 at 7B");
+}
+
 /* 768 x 768 has 36 tiles: four slices of the tokens on 148 multiprocessors, none on 132. */
 CASE(slices_of_a_native_weight_gradient_move_their_sums) {
     const char *words = "model.layers=1 model.dim=768 model.heads=12 model.ffn=768 "
