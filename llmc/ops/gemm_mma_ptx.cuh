@@ -1,9 +1,9 @@
-// gemm_mma_ptx -- the instructions that the NVFP4 GEMM is made of, one function each: asynchronous
-// copies, matrix loads from shared memory, the block-scaled 16x8x64 product, rounding to bf16. Each
-// has up to three bodies: the instruction; where the GPU has none, the same arithmetic in software
-// (fp4_step.h); and, for a host compiler, a call of the simulation that includes this file: it
-// defines CUDA's keywords, threadIdx, blockIdx and the fibre_ functions below (test/fibres.h).
-// Source: PTX ISA 9.0, "Warp-level matrix instructions" and "cp.async". The fragments of the
+// gemm_mma_ptx -- the instructions that the NVFP4 GEMM is made of, one function each: matrix loads
+// from shared memory, the block-scaled 16x8x64 product, rounding to bf16; copy_async.cuh has the
+// copies. Each has up to three bodies: the instruction; where the GPU has none, the same arithmetic
+// in software (fp4_step.h); and, for a host compiler, a call of the simulation that includes this
+// file: it defines CUDA's keywords, threadIdx, blockIdx and the fibre_ functions below
+// (test/fibres.h). Source: PTX ISA 9.0, "Warp-level matrix instructions". The fragments of the
 // product, for lane t = 4 g + l, with 4-bit element i of a register in bits 4 i:
 //   a  register r, element i: row g + 8 (r % 2), k = 8 l + 32 (r / 2) + i
 //   b  register r, element i: column g, k = 8 l + 32 r + i
@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "../dtype.h"
+#include "copy_async.cuh"
 #include "fp4_step.h"
 
 // An FP4 product in software belongs on GPUs that never had one. A target of sm_100 or later
@@ -49,47 +50,6 @@ struct MmaSums {
 };
 
 // --- memory ---
-
-// The block's dynamic shared memory, aligned to 128 bytes.
-MMA_FN uint8_t *block_shared_memory(void) {
-#ifdef __CUDACC__
-    extern __shared__ __align__(128) uint8_t block_shared[];
-    return block_shared;
-#else
-    return fibre_shared_memory();
-#endif
-}
-
-// Starts a copy of 16 bytes to shared memory; zeros when not inside, then nothing is read.
-MMA_FN void copy_async_16(void *shared, const void *global, bool inside) {
-#ifdef __CUDACC__
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
-                     (uint32_t)__cvta_generic_to_shared(shared)),
-                 "l"(global), "r"(inside ? 16 : 0)
-                 : "memory");
-#else
-    fibre_copy_async(shared, global, 16, inside);
-#endif
-}
-
-// Ends a group of this thread's copies; a group may be empty.
-MMA_FN void copy_async_commit(void) {
-#ifdef __CUDACC__
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#else
-    fibre_copy_commit();
-#endif
-}
-
-// Waits for this thread's copies but those of the last `in_flight` groups; the barrier that makes
-// them visible to others is the caller's.
-template <int in_flight> MMA_FN void copy_async_wait(void) {
-#ifdef __CUDACC__
-    asm volatile("cp.async.wait_group %0;" ::"n"(in_flight) : "memory");
-#else
-    fibre_copy_wait(in_flight);
-#endif
-}
 
 // Four 8x16-byte matrices: lane l gives the address of row l % 8 of matrix l / 8 and gets bytes
 // 4 (l % 4)... of row l / 4 of each.

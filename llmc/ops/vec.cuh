@@ -1,15 +1,72 @@
 // vec -- what memory-bound kernels share: eight values at a time through 16-byte accesses, and sums
-// and maxima over warps, row groups and blocks in a fixed order. Device helpers only; no kernel.
+// and maxima over warps, row groups and blocks in a fixed order. Device helpers only; no kernel. A
+// host compiler can take this file too, after test/fibres.h, which defines CUDA's keywords and
+// those of its functions that are used here.
 #pragma once
+#ifdef __CUDACC__
 #include <cuda_bf16.h>
+#endif
+#include <math.h>
 #include <stdint.h>
 
 #include "../common.h"
+#include "../dtype.h"
 #include "../tensor.h"
 
+#ifdef __CUDACC__
 typedef __nv_bfloat16 bf16;
+#else
+typedef bf16_t bf16;
+#endif
 
 enum { VEC = 8, WARP = 32 };   // values per access (16 bytes of bf16, two times 16 of f32); lanes
+
+// --- bf16 and pairs of them in a word ---
+
+static __device__ __forceinline__ float low_float(uint32_t pair) {
+    return __uint_as_float(pair << 16);
+}
+static __device__ __forceinline__ float high_float(uint32_t pair) {
+    return __uint_as_float(pair & 0xFFFF0000u);
+}
+
+/* The larger of both halves; of a NaN and a number the number. */
+static __device__ __forceinline__ uint32_t max_bf16x2(uint32_t a, uint32_t b) {
+#ifdef __CUDACC__
+    __nv_bfloat162 pair =
+        __hmax2(*reinterpret_cast<__nv_bfloat162 *>(&a), *reinterpret_cast<__nv_bfloat162 *>(&b));
+    return *reinterpret_cast<uint32_t *>(&pair);
+#else
+    float low = fmaxf(low_float(a), low_float(b)), high = fmaxf(high_float(a), high_float(b));
+    return bf16_from_f32(low) | (uint32_t)bf16_from_f32(high) << 16;
+#endif
+}
+
+static __device__ __forceinline__ float float_of(bf16 x) {
+#ifdef __CUDACC__
+    return __bfloat162float(x);
+#else
+    return bf16_to_f32(x);
+#endif
+}
+
+/* To nearest even. */
+static __device__ __forceinline__ bf16 round_bf16(float x) {
+#ifdef __CUDACC__
+    return __float2bfloat16_rn(x);
+#else
+    return bf16_from_f32(x);
+#endif
+}
+
+static __device__ __forceinline__ uint32_t round_bf16x2(float low, float high) {
+#ifdef __CUDACC__
+    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<uint32_t *>(&pair);
+#else
+    return bf16_from_f32(low) | (uint32_t)bf16_from_f32(high) << 16;
+#endif
+}
 
 // --- accesses ---
 // `whole`: every full vector of this array starts at a multiple of 16 bytes; the same for all
@@ -20,18 +77,15 @@ static __device__ __forceinline__ void unpack(float v[VEC], uint4 packed) {
     const uint32_t w[4] = {packed.x, packed.y, packed.z, packed.w};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        v[2 * i] = __uint_as_float(w[i] << 16);
-        v[2 * i + 1] = __uint_as_float(w[i] & 0xFFFF0000u);
+        v[2 * i] = low_float(w[i]);
+        v[2 * i + 1] = high_float(w[i]);
     }
 }
 
 static __device__ __forceinline__ uint4 pack(const float v[VEC]) {
     uint32_t w[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        __nv_bfloat162 pair = __floats2bfloat162_rn(v[2 * i], v[2 * i + 1]);   // low half: v[2i]
-        w[i] = *reinterpret_cast<uint32_t *>(&pair);
-    }
+    for (int i = 0; i < 4; i++) w[i] = round_bf16x2(v[2 * i], v[2 * i + 1]);
     return make_uint4(w[0], w[1], w[2], w[3]);
 }
 
@@ -73,7 +127,7 @@ static __device__ __forceinline__ void store_vec(bf16 *p, const float v[VEC], in
     }
 #pragma unroll
     for (int i = 0; i < VEC; i++) {
-        if (i < count) p[i] = __float2bfloat16_rn(v[i]);
+        if (i < count) p[i] = round_bf16(v[i]);
     }
 }
 
