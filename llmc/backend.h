@@ -31,9 +31,9 @@ GPU multiplies these; native refuses a device for the units that it lacks, not f
 extern "C" {
 #endif
 
-/* Sets the engine's device, fp4 and fp8, after model_declare. Dies with EXIT_CONFIG where the keys ask
-   for what the device does not have, or where packed operands cannot have the sizes of some linear,
-   which it names. */
+/* Sets the engine's device, fp4 and fp8, after model_declare. Dies with EXIT_CONFIG where the keys
+   ask for what the device does not have, or where packed operands cannot have the sizes of some
+   linear, which it names. */
 void backend_choose(Model *m, const Config *c, Device *d);
 /* 1 where FP4 units do the work of `fp4` on this device. */
 int backend_is_native(Fp4Gemm fp4, const Device *d);

@@ -125,7 +125,8 @@ const ConfigKey config_keys[] = {
     {KEY(RULES, precision.rules), "[]", 0, 0,
      "changes by layer, GEMM and operand, in order; the last match wins", NULL},
     {KEY(ENUM, precision.backend), "auto", 0, 0,
-     "FP4 units of the device, or their emulation; auto: FP4 units that pass the self-test", NULL,
+     "FP4 and FP8 units of the device, or their emulation; auto: FP4 units that pass the self-test",
+     NULL,
      CHOICES(backend_names)},
     {KEY(ENUM, precision.gemm), "cublaslt", 0, 0,
      "what multiplies NVFP4 codes: the library, or the program's own kernel (in software and slow "

@@ -104,7 +104,8 @@ float e5m2_decode(uint8_t code) {
 
 /* Code of the nearest number to a magnitude below the largest. */
 static uint8_t fp8_nearest(float a, int mantissa_bits, int min_exponent) {
-    int exponent = a > ldexpf(1.0f, min_exponent) ? ilogbf(a) : min_exponent;   // of a's leading bit
+    // Of a's leading bit.
+    int exponent = a > ldexpf(1.0f, min_exponent) ? ilogbf(a) : min_exponent;
     // a in units of its last kept bit: between one and two times 2^mantissa_bits for a normal
     // number, the upper end being the next exponent's lower one; less for a subnormal one. Scaling
     // by a power of two is exact, rintf takes ties to even.

@@ -64,7 +64,7 @@ uint8_t e2m1_encode_stochastic(float x, uint32_t draw, int bits);
 float e4m3_decode(uint8_t code);
 uint8_t e4m3_encode(float x);
 
-/* --- E5M2: nearest even, saturating to 57344, infinity too; NaN gives 0x7F; the sign is kept --- */
+/* --- E5M2: nearest even, infinity too saturating to 57344; NaN gives 0x7F; the sign is kept --- */
 #define E5M2_MAX 57344.0f
 float e5m2_decode(uint8_t code);
 uint8_t e5m2_encode(float x);

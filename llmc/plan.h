@@ -24,8 +24,8 @@ size_t plan_memory_bytes(const Model *m);
 /* GEMMs of one micro-step (forward and backward) with a quantised operand: what
    Engine.quantized_gemms counts. */
 int plan_quantized_gemms(Model *m);
-/* The tag of every log line, of what really runs: "nvfp4(emulated)", "nvfp4(native)", "fp8(native)";
-   "fp8(mixed)" where some of the quantised GEMMs are native and others are not;
+/* The tag of every log line, of what really runs: "nvfp4(emulated)", "fp8(native)"; "fp8(mixed)"
+   where some of the quantised GEMMs are native and others are not;
    "bf16+rules(emulated)" where only rules quantise; "bf16" where no GEMM is quantised, whatever the
    recipe is called. */
 void plan_precision_tag(Model *m, const Config *c, char *buffer, int size);

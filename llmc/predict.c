@@ -56,8 +56,8 @@ const char *const predict_term_names[NUM_TERMS] = {
 typedef struct {
     Model *m;
     const DeviceFacts *facts;
-    Device device;   // as much of it as gemm_slices asks for
-    Engine engine;   // as much of it as linear_gemm_form asks for
+    Device device;        // as much of it as gemm_slices asks for
+    Engine engine;        // as much of it as linear_gemm_form asks for
     int64_t tokens;       // of a micro-batch
     double micro_steps;   // of an optimizer step
     Prediction sum;

@@ -44,7 +44,7 @@ typedef struct {
    what quantising costs. */
 typedef struct { double bf16, nvfp4; } Crossover;
 
-/* What would multiply NVFP4 operands there, and whether FP8 codes would be multiplied: as Engine. */
+/* What would multiply NVFP4 operands there, and whether FP8 codes would be: as in Engine. */
 Fp4Gemm predict_fp4(const Config *c, DeviceModel device);
 int predict_fp8(const Config *c, DeviceModel device);
 /* `m` after model_declare; `ranks` share the step's tokens. */

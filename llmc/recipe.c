@@ -52,8 +52,8 @@ const Recipe recipes[] = {
     {"nvfp4", "NVIDIA's recipe (arXiv:2509.25149): 16x16 weight tiles, Hadamard on wgrad, "
      "stochastic dY", 0.15f,
      {{{NV_ROW, NV_TILE}, {NV_ROW_SR, NV_TILE_T}, {NV_RHT_SR, NV_RHT}}}},
-    {"fp8",   "8-bit floating point, E4M3 forward, E5M2 dY, one scale a tensor from its own maximum",
-     0, {{{E4M3, E4M3}, {E5M2, E4M3_T}, {E5M2, E4M3}}}},
+    {"fp8",   "8-bit floating point, E4M3 forward, E5M2 dY, one scale a tensor by its maximum", 0,
+     {{{E4M3, E4M3}, {E5M2, E4M3_T}, {E5M2, E4M3}}}},
 };
 // clang-format on
 const int num_recipes = ARRAY_LEN(recipes);

@@ -21,15 +21,17 @@ typedef struct {
 
 static inline char *nowhere(int which) { return (char *)0x7F0000000000 + (int64_t)which * 0x1000; }
 
-/* Each side's data, scales and amax have places of their own. */
-static inline QOperand operand_nowhere(OperandForm form, int side, int64_t rows, int64_t k) {
+/* Each side's data, scales and amax have places of their own. The format is that of codes; values
+   are bf16. */
+static inline QOperand operand_nowhere(OperandForm form, FormatId format, int side, int64_t rows,
+                                       int64_t k) {
     QOperand q;
     memset(&q, 0, sizeof(q));
     q.form = form;
-    q.format = form == FORM_PACKED ? FORMAT_NVFP4 : FORMAT_BF16;
+    q.format = form == FORM_PACKED ? format : FORMAT_BF16;
     q.dtype = DT_BF16;
     q.data = nowhere(16 * side);
-    q.scales = form == FORM_PACKED ? (uint8_t *)nowhere(16 * side + 1) : NULL;
+    q.scales = format_has_blocks(q.format) ? (uint8_t *)nowhere(16 * side + 1) : NULL;
     q.amax = form == FORM_PACKED ? (float *)nowhere(16 * side + 2) : NULL;
     q.rows = rows;
     q.k = k;
@@ -39,16 +41,18 @@ static inline QOperand operand_nowhere(OperandForm form, int side, int64_t rows,
 
 /* Weight (out,in), x (tokens,in), y (tokens,out):
      fprop  y = x w^T + bias, bf16;  dgrad  dx = dy w, bf16;  wgrad  dw += dy^T x, f32.
-   Values are in their tensors' layouts, of which some are strided along k; packed ones never. */
-static inline LinearGemm linear_gemm(LinearShape l, GemmKind kind, OperandForm form,
-                                     int64_t tokens) {
+   Packed operands are those of the recipe. Values are in their tensors' layouts, of which some are
+   strided along k; packed ones never. */
+static inline LinearGemm linear_gemm_of(const char *recipe, LinearShape l, GemmKind kind,
+                                        OperandForm form, int64_t tokens) {
     const int64_t sizes[NUM_GEMMS][3] = {   // M, N, K
         {tokens, l.out, l.in}, {tokens, l.in, l.out}, {l.out, l.in, tokens}};
     const int64_t *mnk = sizes[kind];
     LinearGemm g;
     memset(&g, 0, sizeof(g));
-    g.a = operand_nowhere(form, 1, mnk[0], mnk[2]);
-    g.b = operand_nowhere(form, 2, mnk[1], mnk[2]);
+    const Operand *cells = recipe_find(recipe)->plan.cell[kind];
+    g.a = operand_nowhere(form, cells[SIDE_A].format, 1, mnk[0], mnk[2]);
+    g.b = operand_nowhere(form, cells[SIDE_B].format, 2, mnk[1], mnk[2]);
     if (form == FORM_VALUES) {
         g.a.k_contiguous = kind != GEMM_WGRAD;
         g.b.k_contiguous = kind == GEMM_FPROP;
@@ -58,6 +62,11 @@ static inline LinearGemm linear_gemm(LinearShape l, GemmKind kind, OperandForm f
         g.epilogue.bias = tensor_view(nowhere(64), DT_BF16, 1, mnk[1]);
     g.epilogue.accumulate = kind == GEMM_WGRAD;
     return g;
+}
+
+static inline LinearGemm linear_gemm(LinearShape l, GemmKind kind, OperandForm form,
+                                     int64_t tokens) {
+    return linear_gemm_of("nvfp4", l, kind, form, tokens);
 }
 
 #endif

@@ -29,8 +29,9 @@ static void keep_heuristic(int level, const char *function, const char *message)
 }
 
 /* The log's line of one GEMM, a line for each part: layouts, preference, product. */
-static std::string describe(LinearShape l, GemmKind kind, OperandForm form, int slices) {
-    LinearGemm g = linear_gemm(l, kind, form, 16384);
+static std::string describe(const char *recipe, LinearShape l, GemmKind kind, OperandForm form,
+                            int slices) {
+    LinearGemm g = linear_gemm_of(recipe, l, kind, form, 16384);
     g.a.slices = g.b.slices = slices;
     GemmPlan p = {};
     gemm_plan_describe(&p, gemm_plan_key(g.d, &g.a, &g.b, g.epilogue));
@@ -40,7 +41,7 @@ static std::string describe(LinearShape l, GemmKind kind, OperandForm form, int 
     EXPECT_EQ_I64(status, CUBLAS_STATUS_NOT_INITIALIZED, "an algorithm without a handle");
     gemm_plan_destroy(&p);
     std::string text = std::string(l.model) + " " + l.name + " " + kind_names[kind] +
-                       (form == FORM_PACKED ? ", packed" : ", values") +
+                       (form == FORM_VALUES ? ", values" : std::string(", packed ") + recipe) +
                        (slices > 1 ? ", sliced\n  " : "\n  ");
     for (size_t i = 0; i < logged.size(); i++) {
         int ends = logged[i] == ']' && i + 1 < logged.size();
@@ -55,8 +56,12 @@ static std::string describe_all(void) {
     for (int form = 0; form < 2; form++)
         for (const LinearShape &l : linears)
             for (int kind = 0; kind < NUM_GEMMS; kind++)
-                text += describe(l, (GemmKind)kind, (OperandForm)form, 1);
-    return text + describe(linears[1], GEMM_WGRAD, FORM_PACKED, 4);
+                text += describe("nvfp4", l, (GemmKind)kind, (OperandForm)form, 1);
+    text += describe("nvfp4", linears[1], GEMM_WGRAD, FORM_PACKED, 4);
+    for (const LinearShape &l : linears)
+        for (int kind = 0; kind < NUM_GEMMS; kind++)
+            text += describe("fp8", l, (GemmKind)kind, FORM_PACKED, 1);
+    return text;
 }
 
 static std::string read_file(const char *path) {
@@ -89,10 +94,14 @@ CASE(descriptors_are_those_of_the_fixture) {
 }
 
 /* gemm_plan_key aborts on a product that `spoil` made illegal. */
-static void expect_refused(const char *text, void (*spoil)(LinearGemm *g)) {
-    LinearGemm g = linear_gemm(linears[0], GEMM_FPROP, FORM_PACKED, 256);
+static void expect_refused_of(const char *recipe, const char *text, void (*spoil)(LinearGemm *g)) {
+    LinearGemm g = linear_gemm_of(recipe, linears[0], GEMM_FPROP, FORM_PACKED, 256);
     spoil(&g);
     EXPECT_ABORTS(text, gemm_plan_key(g.d, &g.a, &g.b, g.epilogue));
+}
+
+static void expect_refused(const char *text, void (*spoil)(LinearGemm *g)) {
+    expect_refused_of("nvfp4", text, spoil);
 }
 
 CASE(packed_operands_that_have_no_kernel_are_refused) {
@@ -106,6 +115,22 @@ CASE(packed_operands_that_have_no_kernel_are_refused) {
                    [](LinearGemm *g) { g->d.cols = g->b.rows = g->epilogue.bias.cols = 2300; });
     expect_refused("bias into bf16",
                    [](LinearGemm *g) { g->d.dtype = g->epilogue.bias.dtype = DT_F32; });
+}
+
+CASE(packed_fp8_operands_that_have_no_kernel_are_refused) {
+    expect_refused_of("fp8", "both operands are packed e5m2",
+                      [](LinearGemm *g) { g->a.format = g->b.format = FORMAT_E5M2; });
+    expect_refused_of("fp8", "multiple of 16", [](LinearGemm *g) { g->a.k = g->b.k = 776; });
+    expect_refused_of("fp8", "operand a is strided", [](LinearGemm *g) { g->a.k_contiguous = 0; });
+    expect_refused_of("fp8", "lacks its scales", [](LinearGemm *g) { g->b.amax = NULL; });
+    expect_refused_of("fp8", "rows of d",
+                      [](LinearGemm *g) { g->d.cols = g->b.rows = g->epilogue.bias.cols = 2312; });
+    expect_refused_of("fp8", "bias into bf16",
+                      [](LinearGemm *g) { g->d.dtype = g->epilogue.bias.dtype = DT_F32; });
+    expect_refused_of("fp8", "packed e4m3 by packed nvfp4", [](LinearGemm *g) {
+        g->b.format = FORMAT_NVFP4;
+        g->b.scales = (uint8_t *)nowhere(3);
+    });
 }
 
 int main(int argc, char **argv) {

@@ -130,11 +130,13 @@ static void expect_all_tuned(int num_args, char **args, Fp4Gemm fp4, int least) 
     for (int i = 0; i < training.count; i++) {
         const Product *p = &training.items[i];
         EXPECT(has_product(&tuning, p),
-               "%lld x %lld x %lld, form %d, %s by %s into %s, k contiguous %d %d, bias %d, accumulate %d, "
+               "%lld x %lld x %lld, form %d, %s by %s into %s, k contiguous %d %d, bias %d, "
+               "accumulate %d, "
                "slices %d, aligned to %d %d %d, bias to %d",
                (long long)p->m, (long long)p->n, (long long)p->k, p->form,
-               formats[p->a_format].name, formats[p->b_format].name, dtype_info[p->d_type].name, p->a_k_contiguous, p->b_k_contiguous, p->has_bias,
-               p->accumulate, p->slices, p->a_align, p->b_align, p->d_align, p->bias_align);
+               formats[p->a_format].name, formats[p->b_format].name, dtype_info[p->d_type].name,
+               p->a_k_contiguous, p->b_k_contiguous, p->has_bias, p->accumulate, p->slices,
+               p->a_align, p->b_align, p->d_align, p->bias_align);
     }
     config_free(&c);
 }

@@ -1,8 +1,8 @@
 /*
 test_model -- the whole model against an independent implementation: losses, gradients and 20
 optimizer steps of four tiny models made by JAX (test/fixtures/README.md), in f32. Then what holds
-for BF16, FP8 and NVFP4 on the same models: chunks of the head, accumulation and the quantised GEMMs that
-run.
+for BF16, FP8 and NVFP4 on the same models: chunks of the head, accumulation and the quantised GEMMs
+that run.
 */
 #include "common.h"
 #include "config.h"

@@ -44,7 +44,8 @@ CASE(known_scales) {
 
 CASE(decode_scales_and_alpha) {
     Operand e4m3 = fp8_cell(FORMAT_E4M3), e5m2 = fp8_cell(FORMAT_E5M2), nvfp4 = nvfp4_cell();
-    EXPECT(quantize_dequant_mult(&e4m3) == 1.0f / 448 && quantize_dequant_mult(&e5m2) == 1.0f / 57344,
+    EXPECT(quantize_dequant_mult(&e4m3) == 1.0f / 448 &&
+               quantize_dequant_mult(&e5m2) == 1.0f / 57344,
            "of formats without blocks top_scale means nothing");
     EXPECT(quantize_dequant_mult(&nvfp4) == 1.0f / 2688, "6 * 448");
     float one = 1;
@@ -106,9 +107,10 @@ static void expect_operands(Tensor x, OperandForm form, FormatId row, FormatId t
     for (int64_t r = 0; r < x.rows; r++) {
         for (int64_t c = 0; c < x.cols; c++) {
             int64_t at = r * x.cols + c, across = c * x.rows + r;
-            float v = x.dtype == DT_F32 ? ((float *)x.data)[at]
-                                        : bf16_to_f32(((bf16_t *)x.data)[at]);
-            uint8_t row_code = search(row, v * row_scale), token_code = search(token, v * token_scale);
+            float v =
+                x.dtype == DT_F32 ? ((float *)x.data)[at] : bf16_to_f32(((bf16_t *)x.data)[at]);
+            uint8_t row_code = search(row, v * row_scale),
+                    token_code = search(token, v * token_scale);
             if (form == FORM_PACKED) {
                 EXPECT_EQ_I64(((uint8_t *)s.row.data)[at], row_code, "%s: row (%d,%d)", about,
                               (int)r, (int)c);
@@ -119,8 +121,9 @@ static void expect_operands(Tensor x, OperandForm form, FormatId row, FormatId t
             } else {
                 EXPECT_EQ_I64(((bf16_t *)s.row.data)[at], bf16_from_f32(decode(row, row_code)),
                               "%s: row (%d,%d)", about, (int)r, (int)c);
-                EXPECT_EQ_I64(((bf16_t *)s.token.data)[at], bf16_from_f32(decode(token, token_code)),
-                              "%s: token (%d,%d)", about, (int)r, (int)c);
+                EXPECT_EQ_I64(((bf16_t *)s.token.data)[at],
+                              bf16_from_f32(decode(token, token_code)), "%s: token (%d,%d)", about,
+                              (int)r, (int)c);
             }
         }
     }
@@ -165,8 +168,8 @@ CASE(decoded_values_are_near_what_they_were) {
 
 CASE(powers_of_two_leave_the_codes) {
     for (int e = -60; e <= 60; e += 30) {
-        Tensor x = setup_tensor(DT_F32, 48, 80, FILL_NORMAL, 4), y = setup_tensor(DT_F32, 48, 80,
-                                                                                  FILL_NORMAL, 4);
+        Tensor x = setup_tensor(DT_F32, 48, 80, FILL_NORMAL, 4),
+               y = setup_tensor(DT_F32, 48, 80, FILL_NORMAL, 4);
         for (int64_t i = 0; i < tensor_count(y); i++)
             ((float *)y.data)[i] = ldexpf(((float *)x.data)[i], e);
         Setup a, b;
@@ -262,8 +265,13 @@ CASE(arguments_that_are_refused) {
 /* Rows of a packed operand start at any row: it has no scales. */
 CASE(rows_and_slices_of_codes) {
     uint8_t codes[96 * 64];
-    QOperand q = {.form = FORM_PACKED, .format = FORMAT_E5M2, .data = codes, .rows = 96, .k = 64,
-                  .k_contiguous = 1, .slices = 2};
+    QOperand q = {.form = FORM_PACKED,
+                  .format = FORMAT_E5M2,
+                  .data = codes,
+                  .rows = 96,
+                  .k = 64,
+                  .k_contiguous = 1,
+                  .slices = 2};
     QOperand slice = quantize_slice(&q, 1), rows;
     EXPECT(slice.data == codes + 96 * 32 && slice.k == 32 && !slice.scales, "slice");
     q.slices = 1;

@@ -420,8 +420,8 @@ CASE(models_refuse_by_the_name_of_the_linear) {
 
 /* Also where the recipe leaves nothing to change; what matches one linear only is a rule. */
 CASE(models_refuse_rules_that_match_no_linear) {
-    static const char *const idle[] = {"head", "embed.*", "blocks.12.*", "blocks.*.attn.wqkv",
-                                       "block.0.*", "blocks.0.mlp"};
+    static const char *const idle[] = {
+        "head", "embed.*", "blocks.12.*", "blocks.*.attn.wqkv", "block.0.*", "blocks.0.mlp"};
     Config c;
     Model m;
     char rules[128], *args[] = {"model.dim=64", "model.heads=2", "model.vocab=64", rules};

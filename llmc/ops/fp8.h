@@ -12,10 +12,10 @@ e4m3_encode and e5m2_encode are the oracles it is tested against.
 /* A format's numbers, as rounding needs them. */
 typedef struct {
     float max, min_normal;
-    float big;       // 1.5 * 2^23 steps of numbers in [1, 2)
-    float substeps;  // of numbers below min_normal: how many make 1
-    int shift;       // mantissa bits that f32 has more
-    uint32_t bias;   // difference of the exponents' biases, in codes
+    float big;        // 1.5 * 2^23 steps of numbers in [1, 2)
+    float substeps;   // of numbers below min_normal: how many make 1
+    int shift;        // mantissa bits that f32 has more
+    uint32_t bias;    // difference of the exponents' biases, in codes
 } Fp8Format;
 
 NVFP4_HD Fp8Format fp8_format(DType elem) {

@@ -9,10 +9,10 @@
 //   b stored (N,K) is column-major (K x N): transposed; stored (K,N) it is (N x K): as it is
 //   a stored (M,K) is column-major (K x M): as it is; stored (K,M) it is (M x K): transposed
 //
-// Packed operands are k contiguous: the one arrangement (transposed, as it is) that cuBLASLt has for
-// NVFP4 everywhere, and for FP8 before sm_100, with leading dimension K in elements. Slices of K are
-// a strided batch, codes and scales of each slice behind those of the one before, into partial sums
-// that gemm.cu adds to d in order.
+// Packed operands are k contiguous: the one arrangement (transposed, as it is) that cuBLASLt has
+// for NVFP4 everywhere, and for FP8 before sm_100, with leading dimension K in elements. Slices of
+// K are a strided batch, codes and scales of each slice behind those of the one before, into
+// partial sums that gemm.cu adds to d in order.
 //   NVFP4       CUDA_R_4F_E2M1; one E4M3 scale for 16 of k, in the 128 x 4 tiles of
 //               quantize_scale_offset, which are cuBLASLt's VEC16_UE4M3
 //   E4M3, E5M2  CUDA_R_8F_E4M3, CUDA_R_8F_E5M2; the tensors' scales are in alpha, so cuBLASLt is
@@ -28,11 +28,11 @@ typedef struct {
     GemmKey key;
     cublasLtMatmulDesc_t desc;   // NULL: there is no plan here
     cublasLtMatrixLayout_t a, b, d;
-    cublasStatus_t status;       // of the choice; the rest is set where it is SUCCESS
+    cublasStatus_t status;   // of the choice; the rest is set where it is SUCCESS
     cublasLtMatmulAlgo_t algo;
     size_t workspace_bytes;
-    int settled;                 // 1: measured, or taken from a text; not to be measured
-    double tflops;               // as measured; 0: not measured
+    int settled;     // 1: measured, or taken from a text; not to be measured
+    double tflops;   // as measured; 0: not measured
 } GemmPlan;
 
 enum { GEMM_MAX_CANDIDATES = 16 };

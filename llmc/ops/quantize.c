@@ -116,8 +116,8 @@ static void check_blockless(const Quantizer *q, const char *what) {
     const Format *format = &formats[how->format];
     CHECK(format->tensor_scale && (format->elem == DT_E4M3 || format->elem == DT_E5M2),
           "%s: the quantiser does not know the format %s", what, format->name);
-    CHECK(!how->hadamard && how->rounding == ROUND_NEAREST, "%s: %s is rounded to nearest, as it is",
-          what, format->name);
+    CHECK(!how->hadamard && how->rounding == ROUND_NEAREST,
+          "%s: %s is rounded to nearest, as it is", what, format->name);
 }
 
 static void check_cell(const Quantizer *q, const char *what) {
@@ -152,7 +152,8 @@ static void check_operand(const QOperand *o, const Quantizer *q, int token, Tens
     if (o->form == FORM_PACKED) {
         int has_scales = o->scales || !format_has_blocks(o->format);
         CHECK(quantize_num_slices(o) == 1, "%s: made slice by slice", what);
-        CHECK(has_scales && o->k_contiguous, "%s: packed, without scales or not k-contiguous", what);
+        CHECK(has_scales && o->k_contiguous, "%s: packed, without scales or not k-contiguous",
+              what);
     } else {
         CHECK(o->dtype == DT_BF16, "%s: values in %s", what, dtype_info[o->dtype].name);
         CHECK(o->k_contiguous == !token, "%s: values stay in the layout of x", what);

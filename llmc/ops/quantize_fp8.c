@@ -49,8 +49,7 @@ static void quantize_tile(const Job *job, int64_t row, int rows, int64_t col, in
             continue;
         }
         for (int i = 0; i < TILE; i++) codes[r][i] = fp8_code(job->format, v[i] * job->scale);
-        if (!job->transposed)
-            memcpy(out + (row + r) * job->x.cols + col, codes[r], (size_t)cols);
+        if (!job->transposed) memcpy(out + (row + r) * job->x.cols + col, codes[r], (size_t)cols);
     }
     if (!job->transposed) return;
     for (int c = 0; c < cols; c++) {

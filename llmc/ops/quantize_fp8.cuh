@@ -13,7 +13,7 @@ enum {
     FP8_THREADS = 256,
     FP8_TILE_ROWS = 128,   // of x, by a block of threads: 16 by a warp
     FP8_TILE_COLS = 64,
-    FP8_QUAD = 4,          // rows of 8 columns, by a thread
+    FP8_QUAD = 4,                               // rows of 8 columns, by a thread
     FP8_TILE_WORDS = FP8_TILE_ROWS / FP8_QUAD   // of the codes of one column
 };
 
@@ -41,8 +41,7 @@ static __device__ __forceinline__ constexpr DType fp8_elem(Fp8Mode mode) {
 #endif
 
 /* Codes of four values, the first in the lowest bits: as fp8_code. */
-template <Fp8Mode MODE>
-static __device__ __forceinline__ uint32_t fp8x4_encode(const float v[4]) {
+template <Fp8Mode MODE> static __device__ __forceinline__ uint32_t fp8x4_encode(const float v[4]) {
 #if FP8_CONVERT_NATIVE
     uint16_t low, high;
     if (MODE == FP8_E4M3) {
@@ -134,7 +133,8 @@ __global__ static void __launch_bounds__(FP8_THREADS) fp8_codes_kernel(Fp8Args a
     __shared__ uint4 tile[FP8_TILE_COLS * FP8_TILE_WORDS / 4];
     int64_t tiles_across = (args.cols + FP8_TILE_COLS - 1) / FP8_TILE_COLS;
     int64_t block = args.last_block - blockIdx.x;
-    int64_t row0 = block / tiles_across * FP8_TILE_ROWS, col0 = block % tiles_across * FP8_TILE_COLS;
+    int64_t row0 = block / tiles_across * FP8_TILE_ROWS,
+            col0 = block % tiles_across * FP8_TILE_COLS;
     int quad = threadIdx.x / 8, first_col = threadIdx.x % 8 * 8;
     int64_t row = row0 + quad * FP8_QUAD, col = col0 + first_col;
     bool inside = row < args.rows && col < args.cols;
@@ -143,8 +143,7 @@ __global__ static void __launch_bounds__(FP8_THREADS) fp8_codes_kernel(Fp8Args a
 #pragma unroll
     for (int i = 0; i < FP8_QUAD; i++) {
         in[i] = make_uint4(0, 0, 0, 0);
-        if (inside)
-            in[i] = *reinterpret_cast<const uint4 *>(args.x + (row + i) * args.cols + col);
+        if (inside) in[i] = *reinterpret_cast<const uint4 *>(args.x + (row + i) * args.cols + col);
     }
     const float *amax = ROW == FP8_ABSENT ? args.token_amax : args.row_amax;
     float scale = fp8_scale(fp8_format(fp8_elem(FIRST)), *amax);
@@ -239,10 +238,10 @@ static inline Fp8Launch fp8_launch(OperandForm form, const QOperand *row, const 
     launch.args.x = (const uint16_t *)x.data;
     launch.args.rows = x.rows;
     launch.args.cols = x.cols;
-    launch.blocks = form == FORM_VALUES
-                        ? (unsigned)ceil_div(x.rows * x.cols, 8 * FP8_THREADS)
-                        : (unsigned)(ceil_div(x.rows, FP8_TILE_ROWS) *
-                                     ceil_div(x.cols, FP8_TILE_COLS));
+    launch.blocks =
+        form == FORM_VALUES
+            ? (unsigned)ceil_div(x.rows * x.cols, 8 * FP8_THREADS)
+            : (unsigned)(ceil_div(x.rows, FP8_TILE_ROWS) * ceil_div(x.cols, FP8_TILE_COLS));
     launch.args.last_block = launch.blocks - 1;
     launch.kernel = fp8_kernels[form][row_mode][token_mode];
     return launch;
