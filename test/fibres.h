@@ -1,8 +1,9 @@
 /*
 fibres -- runs a CUDA kernel's own source on the host: the threads of a block are fibres of one
-thread, which take turns at barriers and warp exchanges. Defines CUDA's keywords, threadIdx,
-blockIdx, __syncthreads, those of CUDA's functions and vectors that quantize_pair.cuh uses, and the
-fibre_ functions that gemm_mma_ptx.cuh calls; included before them, once in a program.
+thread, which take turns at barriers and warp exchanges; blocks run one after the other. Defines
+CUDA's keywords, threadIdx, blockIdx, blockDim, __syncthreads, those of CUDA's functions and vectors
+that the kernels under test use, and the fibre_ functions that gemm_mma_ptx.cuh and copy_async.cuh
+call; included before them, once in a program.
   shared memory  starts as 0xFF bytes. An asynchronous copy leaves 0xFF until its thread waits for
                  it, and its source must lie in memory named by fibre_allow
   races          every access of shared memory is checked against the barriers, whatever order the
@@ -29,7 +30,7 @@ fibre_ functions that gemm_mma_ptx.cuh calls; included before them, once in a pr
 #define __launch_bounds__(...)
 
 enum {
-    FIBRE_MAX_THREADS = 256,
+    FIBRE_MAX_THREADS = 512,
     FIBRE_STACK = 1 << 16,
     FIBRE_MAX_COPIES = 64,   // of one thread that it has not waited for
     FIBRE_MAX_SHARED = 99 * 1024,
@@ -93,7 +94,7 @@ static struct {
     FibreFaults faults;
 } fibre_state;
 
-static FibreIndex threadIdx, blockIdx;
+static FibreIndex threadIdx, blockIdx, blockDim;
 
 // --- turns ---
 
@@ -136,6 +137,15 @@ static inline void fibre_prepare(int thread) {
     swapcontext(&fibre_state.launcher, &f->start);
 }
 
+static inline void __threadfence(void) {}
+
+/* The word before; the word after is 0 instead of limit + 1. */
+static inline unsigned atomicInc(unsigned *word, unsigned limit) {
+    unsigned before = *word;
+    *word = before >= limit ? 0 : before + 1;
+    return before;
+}
+
 /* Runs one block; `kernel` is called by each of its threads. */
 static inline void fibre_run_block(void (*kernel)(void *), void *argument, int threads, int block) {
     if (!fibre_state.stacks)
@@ -151,6 +161,7 @@ static inline void fibre_run_block(void (*kernel)(void *), void *argument, int t
         fibre_state.chunks[i] = fresh;
     }
     blockIdx.x = (unsigned)block;
+    blockDim.x = (unsigned)threads;
     for (int thread = 0; thread < threads; thread++) fibre_prepare(thread);
     if (_setjmp(fibre_state.finished) == 0) fibre_resume_next();
 }
@@ -193,12 +204,21 @@ typedef struct __attribute__((may_alias, aligned(16))) {
     unsigned x, y, z, w;
 } uint4;
 
+typedef struct __attribute__((may_alias, aligned(16))) {
+    float x, y, z, w;
+} float4;
+
 static inline uint2 make_uint2(unsigned x, unsigned y) {
     uint2 v = {x, y};
     return v;
 }
 static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
     uint4 v = {x, y, z, w};
+    return v;
+}
+
+static inline float4 make_float4(float x, float y, float z, float w) {
+    float4 v = {x, y, z, w};
     return v;
 }
 

@@ -323,11 +323,13 @@ typedef struct {
 } ClassifierCase;
 
 static const ClassifierCase classifier_cases[] = {
-    {5, 128, 100, 0.125f},      // fewer columns than threads, padding inside a vector
-    {4, 30, 27, 1.0f},          // rows no multiple of a vector
-    {3, 50304, 50257, 0.01f},   // GPT-2's
-    {7, 4096, 4096, 1.0f},      // exactly one vector a thread, no padding
-    {2, 32128, 32000, 0.0f},    // evaluation: logits stay
+    {5, 128, 100, 0.125f},       // fewer columns than threads, padding inside a vector
+    {4, 30, 27, 1.0f},           // rows no multiple of a vector
+    {3, 50304, 50257, 0.01f},    // GPT-2's
+    {7, 4096, 4096, 1.0f},       // exactly one vector a thread, no padding
+    {2, 32128, 32000, 0.0f},     // evaluation: logits stay
+    {1300, 1032, 1025, 1.0f},    // rows in turns, whichever GPU
+    {3, 131072, 131000, 1.0f},   // more than shared memory holds
 };
 
 static void cross_entropy(const Ops *ops, Device *d, const Tensor *t, const void *how) {
@@ -476,9 +478,9 @@ CASE(gemm) {
 
 static const Shape column_shapes[] = {
     {1, 8},        // one row
-    {100, 30},     // columns no multiple of a vector; two partial rows, the second not full
-    {1000, 768},   // exact blocks of columns
-    {5000, 264},   // a second block of columns that is nearly empty
+    {100, 30},     // columns no multiple of a vector
+    {1000, 768},   // exact spans of columns
+    {5000, 264},   // a third span that is nearly empty, splits with an uneven number of rows
     {70, 2052},    // whole vectors in no row but the first
 };
 

@@ -1,90 +1,58 @@
-// cross_entropy -- the fused classifier on a GPU: one block a row, loss and gradient in one kernel.
+// cross_entropy -- the fused classifier on a GPU: loss and gradient in one kernel, see its header.
 #include "cross_entropy.h"
 
 #include "../device_cuda.cuh"
-#include "vec.cuh"
+#include "cross_entropy.cuh"
 
-enum { ROW_THREADS = 512 };
-
-typedef struct {
-    float *losses;            // (rows)
-    bf16 *logits;             // (rows, cols), replaced by their gradient unless dloss is 0
-    const int32_t *targets;   // (rows)
-    int64_t cols;
-    int vocab;   // columns from here on are padding
-    float dloss;
-    bool whole;
-} CrossEntropyArgs;
-
-static __device__ __forceinline__ float exp_of_difference(float x, float maximum) {
-    const float log2_e = 1.44269504f;
-    return exp2f((x - maximum) * log2_e);
+static int current_device_attribute(cudaDeviceAttr attribute) {
+    int device, value;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaDeviceGetAttribute(&value, attribute, device));
+    return value;
 }
 
-typedef struct {
-    float maximum, sum;   // sum of exp(x - maximum)
-} SoftmaxSum;
-
-/* This thread's share of a row. */
-static __device__ SoftmaxSum softmax_sum_of_thread(const bf16 *row, int vocab, bool whole) {
-    SoftmaxSum s = {-INFINITY, 0.0f};
-#pragma unroll 2
-    for (int c = (int)threadIdx.x * VEC; c < vocab; c += ROW_THREADS * VEC) {
-        float v[VEC], largest = s.maximum;
-        load_vec(v, row + c, vocab - c, whole);
-        for (int j = 0; j < VEC; j++) {
-            if (c + j >= vocab) v[j] = -INFINITY;
-            largest = fmaxf(largest, v[j]);
-        }
-        s.sum *= s.maximum == largest ? 1.0f : exp_of_difference(s.maximum, largest);
-        s.maximum = largest;
-        for (int j = 0; j < VEC; j++) s.sum += exp_of_difference(v[j], largest);
-    }
-    return s;
+/* Vectors of a row that fit the shared memory of ROW_BLOCKS blocks a multiprocessor. */
+static int resident_vectors(Tensor logits) {
+    if (!whole_vectors(logits)) return 0;
+    cudaFuncAttributes kernel;
+    CUDA_CHECK(cudaFuncGetAttributes(&kernel, cross_entropy_kernel));
+    int reserved = current_device_attribute(cudaDevAttrReservedSharedMemoryPerBlock);
+    int share = current_device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor) / ROW_BLOCKS;
+    int most = current_device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    int64_t bytes = min_i64(share - reserved, most) - (int64_t)kernel.sharedSizeBytes;
+    return (int)min_i64(bytes / (int)sizeof(uint4), ceil_div(logits.cols, VEC));
 }
 
-/*
-A row is read twice, first for maximum and sum, then for the gradient; the second time it mostly
-comes from L2 (100 KB a row at a vocabulary of 50304).
-  bytes    4 per logit: 2 read from memory, 2 written; 2 when dloss is 0
-  limiter  memory bandwidth, with two exps per logit not far behind; measured: see dev/SPEED.md
-*/
-__global__ static void __launch_bounds__(ROW_THREADS) cross_entropy_kernel(CrossEntropyArgs a) {
-    __shared__ float shared[ROW_THREADS / WARP];
-    bf16 *row = a.logits + (int64_t)blockIdx.x * a.cols;
-    int target = a.targets[blockIdx.x];
-    // Read before the barriers: after them it is overwritten.
-    float target_logit = threadIdx.x == 0 ? __bfloat162float(row[target]) : 0.0f;
-    SoftmaxSum own = softmax_sum_of_thread(row, a.vocab, a.whole);
-    float maximum = block_max(own.maximum, shared);
-    float sum = block_sum(own.sum * exp_of_difference(own.maximum, maximum), shared);
-    if (threadIdx.x == 0) a.losses[blockIdx.x] = logf(sum) + maximum - target_logit;
-    if (a.dloss == 0.0f) return;
-    float scale = 1.0f / sum;
-    for (int64_t c = (int64_t)threadIdx.x * VEC; c < a.cols; c += ROW_THREADS * VEC) {
-        float v[VEC];
-        load_vec(v, row + c, a.cols - c, a.whole);
-        for (int j = 0; j < VEC; j++) {
-            // loss = log(sum of exp) - logit of the target: softmax, minus 1 at the target
-            v[j] = exp_of_difference(v[j], maximum) * scale * a.dloss;
-            if (c + j == target) v[j] -= a.dloss;
-            if (c + j >= a.vocab) v[j] = 0.0f;
-        }
-        store_vec(row + c, v, a.cols - c, a.whole);
-    }
+/* As many blocks as run at once. */
+static int64_t resident_blocks(size_t shared_bytes) {
+    int blocks;
+    CUDA_CHECK(cudaFuncSetAttribute(
+        cross_entropy_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes));
+    CUDA_CHECK(cudaFuncSetAttribute(cross_entropy_kernel,
+                                    cudaFuncAttributePreferredSharedMemoryCarveout,
+                                    cudaSharedmemCarveoutMaxShared));
+    CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, cross_entropy_kernel,
+                                                             ROW_THREADS, shared_bytes));
+    return (int64_t)blocks * current_device_attribute(cudaDevAttrMultiProcessorCount);
 }
 
 void cross_entropy_cuda(Device *d, Tensor losses, Tensor logits, Tensor targets, int vocab,
                         float dloss) {
     cross_entropy_check(losses, logits, targets, vocab);
     expect_bf16(logits, "cross_entropy logits");
-    CrossEntropyArgs a = {(float *)losses.data,
-                          (bf16 *)logits.data,
-                          (const int32_t *)targets.data,
-                          logits.cols,
-                          vocab,
-                          dloss,
-                          whole_vectors(logits)};
-    cross_entropy_kernel<<<(unsigned)logits.rows, ROW_THREADS, 0, device_cuda_stream(d)>>>(a);
+    CrossEntropyArgs a = {};
+    a.losses = (float *)losses.data;
+    a.logits = (bf16 *)logits.data;
+    a.targets = (const int32_t *)targets.data;
+    a.rows = logits.rows;
+    a.cols = logits.cols;
+    a.resident = resident_vectors(logits);
+    a.vocab = vocab;
+    a.dloss = dloss;
+    a.whole = whole_vectors(logits);
+    size_t shared_bytes = (size_t)a.resident * sizeof(uint4);
+    a.num_blocks = (int)min_i64(a.rows, resident_blocks(shared_bytes));
+    cross_entropy_kernel<<<(unsigned)a.num_blocks, ROW_THREADS, shared_bytes,
+                           device_cuda_stream(d)>>>(a);
     CUDA_CHECK_LAUNCH();
 }

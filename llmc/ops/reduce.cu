@@ -1,19 +1,17 @@
 // reduce -- sums on a GPU, in two stages: blocks write partial sums, the second stage adds them.
-// The split depends on the shape alone and no atomics are used, so the order is always the same.
+// The split depends on the shape alone and no sum is left to atomics, so the order is always the
+// same.
 #include "reduce.h"
 
+#include "column_sum.cuh"
 #include "reduce.cuh"
 #include "scratch_cuda.cuh"
 #include "vec.cuh"
 
-// --- sums over rows ---
+// --- partial sums of rows ---
 
 enum {
-    PARTIAL_WARPS = 32,        // of add_partial_rows: each adds every 32nd partial row
-    COLUMN_WARPS = 8,          // of column_sum: each adds every 8th row of the block's
-    COLUMN_ROWS = 64,          // rows of a block of column_sum, at least
-    COLUMN_BLOCKS = 2048,      // about as many blocks at most: several for each multiprocessor
-    COLUMN_SPAN = WARP * VEC   // columns of a block
+    PARTIAL_WARPS = 32   // of add_partial_rows: each adds every 32nd partial row
 };
 
 /*
@@ -47,58 +45,18 @@ void add_partial_rows(Device *d, float *dst, PartialRows partials, int64_t cols)
     CUDA_CHECK_LAUNCH();
 }
 
-/* Rows that one block of column_sum adds up. */
-static int64_t column_sum_rows(int64_t rows, int64_t cols) {
-    int64_t row_blocks = max_i64(1, COLUMN_BLOCKS / ceil_div(cols, COLUMN_SPAN));
-    return max_i64(COLUMN_ROWS, ceil_div(rows, row_blocks));
-}
-
-static int64_t column_sum_partials(int64_t rows, int64_t cols) {
-    return ceil_div(rows, column_sum_rows(rows, cols));
-}
+// --- column sums ---
 
 size_t column_sum_scratch_cuda(int64_t cols) {
-    return (size_t)max_i64(COLUMN_BLOCKS * COLUMN_SPAN, cols) * sizeof(float);
+    int64_t spans = ceil_div(cols, COLUMN_SPAN);
+    return (size_t)(max_i64(COLUMN_BLOCKS, spans) * COLUMN_SPAN) * sizeof(float);
 }
 
-/*
-Block (x, y): 256 columns, 8 a lane; block_rows rows, shared by 8 warps.
-  bytes    the size of dout, read once
-  limiter  memory bandwidth; measured: see dev/SPEED.md
-*/
-template <typename T>
-__global__ static void __launch_bounds__(COLUMN_WARPS *WARP)
-    column_sum_kernel(float *partials, const T *dout, int64_t rows, int64_t cols,
-                      int64_t block_rows, bool whole) {
-    __shared__ float sums[COLUMN_WARPS][COLUMN_SPAN];
-    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    int64_t c = (int64_t)blockIdx.x * COLUMN_SPAN + lane * VEC;
-    int64_t begin = (int64_t)blockIdx.y * block_rows;
-    int64_t end = begin + block_rows < rows ? begin + block_rows : rows;
-    float sum[VEC] = {};
-    if (c < cols) {
-#pragma unroll 4
-        for (int64_t n = begin + warp; n < end; n += COLUMN_WARPS) {
-            float v[VEC];
-            load_vec(v, dout + n * cols + c, cols - c, whole);
-            for (int j = 0; j < VEC; j++) sum[j] += v[j];
-        }
-    }
-    for (int j = 0; j < VEC; j++) sums[warp][lane * VEC + j] = sum[j];
-    __syncthreads();
-    int64_t own = (int64_t)blockIdx.x * COLUMN_SPAN + threadIdx.x;   // one column a thread
-    if (own >= cols) return;
-    float total = 0.0f;
-    for (int i = 0; i < COLUMN_WARPS; i++) total += sums[i][threadIdx.x];
-    partials[(int64_t)blockIdx.y * cols + own] = total;
-}
-
-template <typename T> static void launch_column_sum(Device *d, float *partials, Tensor dout) {
-    int64_t rows = dout.rows, cols = dout.cols;
-    dim3 grid((unsigned)ceil_div(cols, COLUMN_SPAN), (unsigned)column_sum_partials(rows, cols));
-    column_sum_kernel<T><<<grid, COLUMN_WARPS * WARP, 0, device_cuda_stream(d)>>>(
-        partials, (const T *)dout.data, rows, cols, column_sum_rows(rows, cols),
-        whole_vectors(dout) && cols % VEC == 0);
+template <typename T> static void launch_column_sum(Device *d, ColumnSums a, Tensor dout) {
+    bool whole = whole_vectors(dout) && dout.cols % VEC == 0;
+    auto kernel = whole ? column_sum_kernel<T, true> : column_sum_kernel<T, false>;
+    unsigned blocks = (unsigned)(a.spans * a.splits);
+    kernel<<<blocks, COLUMN_THREADS, 0, device_cuda_stream(d)>>>(a, (const T *)dout.data);
     CUDA_CHECK_LAUNCH();
 }
 
@@ -106,11 +64,10 @@ void column_sum_cuda(Device *d, Tensor db, Tensor dout) {
     CHECK(dout.dtype == DT_BF16 || dout.dtype == DT_F32, "column_sum of %s",
           dtype_info[dout.dtype].name);
     tensor_expect(db, "column_sum db", DT_F32, 1, dout.cols);
-    float *data = (float *)device_scratch(d, column_sum_scratch_cuda(dout.cols));
-    PartialRows partials = {data, column_sum_partials(dout.rows, dout.cols), dout.cols};
-    if (dout.dtype == DT_BF16) launch_column_sum<bf16>(d, data, dout);
-    else launch_column_sum<float>(d, data, dout);
-    add_partial_rows(d, (float *)db.data, partials, dout.cols);
+    float *partials = (float *)device_scratch(d, column_sum_scratch_cuda(dout.cols));
+    ColumnSums a = column_sums((float *)db.data, partials, dout.rows, dout.cols);
+    if (dout.dtype == DT_BF16) launch_column_sum<bf16>(d, a, dout);
+    else launch_column_sum<float>(d, a, dout);
 }
 
 // --- sums of everything ---
