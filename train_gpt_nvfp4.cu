@@ -148,7 +148,8 @@ static void open_tokenizer(Run *r) {
 static SelftestOptions selftest_options(Run *r, int verbose) {
     const Config *c = &r->config;
     SelftestOptions options = {r->device, r->ops, r->model.engine.fp4, &r->model,
-                               (int64_t)c->batch.micro * c->batch.seq_len, verbose};
+                               (int64_t)c->batch.micro * c->batch.seq_len, verbose,
+                               r->model.engine.fp8};
     return options;
 }
 
@@ -170,6 +171,7 @@ static void fit_model(Run *r, int training) {
     int asks = r->device->kind == DEVICE_CUDA && r->model.quantized;
     if (asks && selftest_at_start(&options, &r->config, r->host)) {
         r->model.engine.fp4 = FP4_EMULATED;
+        r->model.engine.fp8 = 0;
         plan_precision_tag(&r->model, &r->config, r->precision_tag, sizeof(r->precision_tag));
         model_measure(&r->model, &r->config, r->device, r->ops, training);   // of other operands
     }

@@ -38,15 +38,16 @@ char *selftest_tuple(const SelftestOptions *o) {
         return NULL;
     }
     char *products = selftest_products(o);
-    char *tuple = format_string(
-        "train_gpt_nvfp4 self-test passed\n"
-        "device %s, compute capability %d\n"
-        "libraries %s\n"
-        "program crc32 %08" PRIx32 "\n"
-        "ops %s, nvfp4 products %s, dtype %s, tokens %lld\n"
-        "%s",
-        o->device->name, o->device->compute_capability, o->device->libraries, crc, o->ops->name,
-        fp4_names[o->fp4], dtype_info[o->model->config.dtype].name, (long long)o->tokens, products);
+    char *tuple =
+        format_string("train_gpt_nvfp4 self-test passed\n"
+                      "device %s, compute capability %d\n"
+                      "libraries %s\n"
+                      "program crc32 %08" PRIx32 "\n"
+                      "ops %s, nvfp4 products %s, fp8 products %s, dtype %s, tokens %lld\n"
+                      "%s",
+                      o->device->name, o->device->compute_capability, o->device->libraries, crc,
+                      o->ops->name, fp4_names[o->fp4], o->fp8 ? "native" : "emulated",
+                      dtype_info[o->model->config.dtype].name, (long long)o->tokens, products);
     free(products);
     return tuple;
 }

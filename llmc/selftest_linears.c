@@ -101,12 +101,13 @@ static void place(Bench *b, Arena *a) {
     b->magnitudes = arena_tensor(a, DT_F32, 1, largest);
 }
 
-static void begin_maker(Maker *m, Bench *b, Fp4Gemm fp4) {
+static void begin_maker(Maker *m, Bench *b, Fp4Gemm fp4, int fp8) {
     m->engine.device = b->t->device;
     m->engine.ops = b->t->ops;
     m->engine.params = &b->table;
     m->engine.seed = 0x123456789ABCDEFu;
     m->engine.fp4 = fp4;
+    m->engine.fp8 = fp8;
     m->engine.training = 1;
     m->l = b->s->l;
     m->l.weight = 0;
@@ -120,8 +121,8 @@ static void *begin_bench(Bench *b, Selftest *t, const Subject *s, size_t *bytes)
     b->s = s;
     b->table.params = b->params;
     b->table.count = ARRAY_LEN(b->params);
-    begin_maker(&b->made, b, t->options->fp4);
-    begin_maker(&b->emulated, b, FP4_EMULATED);
+    begin_maker(&b->made, b, t->options->fp4, t->options->fp8);
+    begin_maker(&b->emulated, b, FP4_EMULATED, 0);
     for (int g = 0; g < NUM_GEMMS; g++)
         b->has_packed |= linear_gemm_form(&b->made.engine, &s->l, (GemmKind)g) == FORM_PACKED;
     Arena arena = arena_measure("self-test", t->device);
@@ -142,7 +143,8 @@ static double decode_scale(const Bench *b, const Operand *cell, const QOperand *
     if (!formats[cell->format].tensor_scale) return 1.0;
     float amax;
     b->t->device->download(b->t->device, &amax, q->amax, sizeof(amax));
-    return amax / ((double)formats[cell->format].elem_max * cell->top_scale);
+    double top = format_has_blocks(cell->format) ? cell->top_scale : 1;
+    return amax / (formats[cell->format].elem_max * top);
 }
 
 /* Which rows of d, or of an operand: the first, the last, and others. */
@@ -150,6 +152,19 @@ static int64_t sample(int i, int64_t count) {
     if (i < 2) return i * (count - 1);
     Philox4 draw = philox4x32_10(rng_group_counter((uint64_t)i, 2, 0), (uint32_t)count, 0);
     return draw.w[0] % count;
+}
+
+/* Packed FP8: a byte a value. */
+static void decode_fp8(const Bench *b, const QOperand *q, double *rows) {
+    uint8_t *codes = (uint8_t *)xmalloc((size_t)q->k);
+    for (int i = 0; i < SAMPLES; i++) {
+        const uint8_t *row = (const uint8_t *)q->data + sample(i, q->rows) * q->k;
+        b->t->device->download(b->t->device, codes, row, (size_t)q->k);
+        for (int64_t k = 0; k < q->k; k++)
+            rows[i * q->k + k] =
+                q->format == FORMAT_E4M3 ? e4m3_decode(codes[k]) : e5m2_decode(codes[k]);
+    }
+    free(codes);
 }
 
 static void decode_packed(const Bench *b, const QOperand *q, double *rows) {
@@ -194,8 +209,9 @@ static void decode_values(const Bench *b, const QOperand *q, double *rows) {
 /* The sampled rows of an operand without its tensor scale, (SAMPLES, k); caller frees. */
 static double *decode_samples(const Bench *b, const QOperand *q) {
     double *rows = (double *)xmalloc((size_t)(SAMPLES * q->k) * sizeof(double));
-    if (q->form == FORM_PACKED) decode_packed(b, q, rows);
-    else decode_values(b, q, rows);
+    if (q->form == FORM_VALUES) decode_values(b, q, rows);
+    else if (format_is_fp8(q->format)) decode_fp8(b, q, rows);
+    else decode_packed(b, q, rows);
     return rows;
 }
 
@@ -212,6 +228,10 @@ static double addend(const Bench *b, const Product *p, int64_t row, int64_t col)
 static double roundings(const Product *p, double product, double added) {
     double size = fabs(product) + fabs(added);
     return size * 0x1p-21 + (p->d.dtype == DT_BF16 ? fabs(product + added) * 0x1p-8 : 0);
+}
+
+static int is_packed_fp8(const Product *p) {
+    return p->a->form == FORM_PACKED && format_is_fp8(p->a->format);
 }
 
 static void compare_samples(SelftestWorst *worst, const Bench *b, const Product *p) {
@@ -231,9 +251,9 @@ static void compare_samples(SelftestWorst *worst, const Bench *b, const Product 
                 sum += term;
                 square += term * term;
             }
-            double size = sqrt(square) * alpha;
-            double bound =
-                ((double)p->a->k / 16 + 16) * 0x1p-23 * 4 * size + roundings(p, sum * alpha, added);
+            double size = sqrt(square) * alpha, share = ((double)p->a->k / 16 + 16) * 0x1p-21;
+            if (is_packed_fp8(p)) share = 0x1p-10;
+            double bound = share * size + roundings(p, sum * alpha, added);
             double error = selftest_read(d_row, p->d.dtype, col) - (sum * alpha + added);
             selftest_compare(worst, fabs(error) / size, bound / size, "exact sum", row, col);
         }
@@ -268,6 +288,7 @@ typedef struct {
 static void compare_row(SelftestWorst *worst, const Bench *b, const Product *p, const Slab *slab,
                         int64_t first, int64_t row) {
     double steps = ((double)p->a->k / 64 + 1) * 0x1p-23, root = sqrt((double)p->a->k);
+    if (is_packed_fp8(p)) steps = 0x1p-12;
     for (int64_t col = 0; col < p->d.cols; col++) {
         int64_t at = (row - first) * p->d.cols + col;
         double product = slab->reference[at], added = addend(b, p, row, col);
@@ -336,7 +357,7 @@ static void describe(char *name, size_t size, const Subject *s, GemmKind g, cons
 static const char *refusal(const Bench *b, const Product *p) {
     const Selftest *t = b->t;
     int packed = p->a->form == FORM_PACKED;
-    if (!packed || t->options->fp4 != FP4_MMA) {
+    if (!linear_uses_own_kernel(&b->made.engine, p->a)) {
         const char *error = t->ops->gemm_error(t->device, p->d, p->a, p->b, p->epilogue);
         if (error) return error;
     }
@@ -353,9 +374,7 @@ static void run_product(Bench *b, const Product *p) {
     int quantized = format_is_quantized(plan->cell[p->kind][SIDE_A].format) ||
                     format_is_quantized(plan->cell[p->kind][SIDE_B].format);
     char name[128];
-    const char *how = packed      ? backend_name(t->options->fp4, t->device)
-                      : quantized ? "emulated"
-                                  : "";
+    const char *how = quantized ? backend_gemm_name(&b->made.engine, &b->s->l, p->kind) : "";
     describe(name, sizeof(name), b->s, p->kind, how, b->s->tokens);
     const char *refused = refusal(b, p);
     if (refused) {

@@ -55,11 +55,11 @@ int selftest_at_start(const SelftestOptions *o, const Config *c, Comm *host) {
     }
     if (c->precision.backend == BACKEND_NATIVE) {
         die(EXIT_DEVICE,
-            "the self-test failed: %s (%s) does not multiply NVFP4 codes as it should; "
-            "precision.backend=emulate trains without FP4 units\n%s",
+            "the self-test failed: %s (%s) does not multiply packed codes as it should; "
+            "precision.backend=emulate multiplies their values in BF16\n%s",
             gpu, libraries, rows);
     }
-    log_warn("the self-test failed: %s (%s) does not multiply NVFP4 codes as it should; this run "
+    log_warn("the self-test failed: %s (%s) does not multiply packed codes as it should; this run "
              "emulates the products, precision.backend=native would end it\n%s",
              gpu, libraries, rows);
     free(rows);

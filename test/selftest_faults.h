@@ -160,7 +160,7 @@ static inline void small_model_close(SmallModel *m) {
 
 static inline SelftestReport small_model_test(SmallModel *m, Device *d, const Ops *ops,
                                               Fp4Gemm fp4) {
-    SelftestOptions o = {d, ops, fp4, &m->model, 96, 0};
+    SelftestOptions o = {d, ops, fp4, &m->model, 96, 0, 0};
     return selftest_run(&o);
 }
 

@@ -39,6 +39,22 @@ CASE(passes_in_f32) {
     small_model_close(&m);
 }
 
+CASE(passes_with_fp8_operands) {
+    SmallModel m;
+    for (int packed = 0; packed < 2; packed++) {
+        small_model_open_as(&m, "model.dtype=bf16", "precision.recipe=fp8");
+        SelftestOptions o = {cpu, &ops_cpu, FP4_EMULATED, &m.model, 96, 0, packed};
+        SelftestReport r = selftest_run(&o);
+        EXPECT_EQ_I64(r.failed, 0, "\n%s", r.table);
+        EXPECT(table_has(r.table, "PASS",
+                         packed ? "gemm dgrad 96x64x192 e5m2*e4m3 native"
+                                : "gemm dgrad 96x64x192 e5m2*e4m3 emulated"),
+               "%s", r.table);
+        free(r.table);
+        small_model_close(&m);
+    }
+}
+
 CASE(shapes_of_equal_linears_appear_once) {
     SmallModel m;
     small_model_open(&m);
@@ -66,7 +82,7 @@ CASE(planted_faults_show_with_packed_operands) {
 // --- what is remembered ---
 
 static SelftestOptions options(SmallModel *m) {
-    SelftestOptions o = {cpu, &ops_cpu, FP4_EMULATED, &m->model, 96, 0};
+    SelftestOptions o = {cpu, &ops_cpu, FP4_EMULATED, &m->model, 96, 0, 0};
     return o;
 }
 
@@ -159,7 +175,7 @@ static int start_with(void (*plant)(Ops *ops), Fp4Gemm fp4, BackendKind backend)
     plant(&ops);
     small_model_open(&m);
     m.config.precision.backend = backend;
-    SelftestOptions o = {cpu, &ops, fp4, &m.model, 96, 0};
+    SelftestOptions o = {cpu, &ops, fp4, &m.model, 96, 0, 0};
     Comm *host = comm_host_open();
     int emulate = selftest_at_start(&o, &m.config, host);
     host->close(host);
@@ -172,7 +188,7 @@ static void plant_nothing(Ops *ops) { (void)ops; }
 CASE(a_start_falls_back_only_where_the_keys_let_it) {
     setenv("XDG_CACHE_HOME", test_scratch("start"), 1);
     EXPECT_EQ_I64(start_with(plant_alpha, FP4_LIBRARY, BACKEND_AUTO), 1, "auto");
-    EXPECT_DIES(EXIT_DEVICE, "does not multiply NVFP4 codes as it should",
+    EXPECT_DIES(EXIT_DEVICE, "does not multiply packed codes as it should",
                 start_with(plant_alpha, FP4_LIBRARY, BACKEND_NATIVE));
     EXPECT_DIES(EXIT_DEVICE, "FAIL  alpha fprop",
                 start_with(plant_alpha, FP4_LIBRARY, BACKEND_NATIVE));
