@@ -316,30 +316,40 @@ static Tensor grad_of(const Model *m, int index) {
     return index < 0 ? none : m->params.params[index].grad;
 }
 
-static NormStats final_stats(const Model *m, int64_t N) {
-    NormStats stats = {tensor_rows(m->final_stats.mean, 0, N),
-                       tensor_rows(m->final_stats.rstd, 0, N)};
-    return stats;
+/* The norm that reads residual[i]: of branch i, or the final one. */
+static NormSite norm_site(const Model *m, int i, int64_t N) {
+    if (i < m->num_branches) return block_norm(&m->engine, &m->blocks[i], &m->scratch, N);
+    NormSite site = {
+        .out = tensor_rows(m->final_out, 0, N),
+        .stats = {tensor_rows(m->final_stats.mean, 0, N), tensor_rows(m->final_stats.rstd, 0, N)},
+        .w = value_of(m, m->final_norm_weight),
+        .b = value_of(m, m->final_norm_bias),
+    };
+    return site;
 }
 
-/* Token vectors through all blocks and the final norm: final_out (N,C). */
+/* Token vectors through all blocks and the final norm: final_out (N,C). What a branch gives is
+   added to the residual stream by the op that takes the next norm. */
 static void forward(Model *m, const int32_t *tokens, int B, int T) {
     Engine *e = &m->engine;
+    const NormOp *op = &e->ops->norm[m->config.norm];
     int64_t N = (int64_t)B * T;
     CHECK(N <= m->max_tokens && T <= m->max_T, "batch %d x %d exceeds the planned %lld tokens", B,
           T, (long long)m->max_tokens);
     e->device->upload(e->device, m->tokens.data, tokens, (size_t)N * sizeof(int32_t));
-    e->ops->embedding_forward(e->device, tensor_rows(m->residual[0], 0, N),
-                              tensor_view(m->tokens.data, DT_I32, B, T), value_of(m, m->embed),
-                              value_of(m, m->positions));
+    Tensor x = tensor_rows(m->residual[0], 0, N);
+    e->ops->embedding_forward(e->device, x, tensor_view(m->tokens.data, DT_I32, B, T),
+                              value_of(m, m->embed), value_of(m, m->positions));
+    NormSite norm = norm_site(m, 0, N);
+    op->forward(e->device, norm.out, norm.stats, x, norm.w, norm.b, m->config.norm_eps);
     for (int i = 0; i < m->num_branches; i++) {
-        block_forward(e, &m->blocks[i], &m->scratch, tensor_rows(m->residual[i + 1], 0, N),
-                      tensor_rows(m->residual[i], 0, N), T);
+        Tensor branch = block_forward(e, &m->blocks[i], &m->scratch, N, T);
+        Residual add = {tensor_rows(m->residual[i + 1], 0, N), x, branch};
+        norm = norm_site(m, i + 1, N);
+        op->residual_forward(e->device, norm.out, norm.stats, add, norm.w, norm.b,
+                             m->config.norm_eps);
+        x = add.sum;
     }
-    e->ops->norm[m->config.norm].forward(
-        e->device, tensor_rows(m->final_out, 0, N), final_stats(m, N),
-        tensor_rows(m->residual[m->num_branches], 0, N), value_of(m, m->final_norm_weight),
-        value_of(m, m->final_norm_bias), m->config.norm_eps);
 }
 
 static FormatId plain_format(const Model *m) {
@@ -386,10 +396,10 @@ void model_forward_backward(Model *m, const int32_t *tokens, const int32_t *targ
 
     Tensor dx = tensor_rows(m->dresidual, 0, N);
     e->device->zero(e->device, dx.data, tensor_bytes(dx));
-    e->ops->norm[m->config.norm].backward(e->device, dx, grad_of(m, m->final_norm_weight),
-                                          grad_of(m, m->final_norm_bias), dfinal,
-                                          tensor_rows(m->residual[m->num_branches], 0, N),
-                                          value_of(m, m->final_norm_weight), final_stats(m, N));
+    NormSite norm = norm_site(m, m->num_branches, N);
+    e->ops->norm[m->config.norm].backward(
+        e->device, dx, grad_of(m, m->final_norm_weight), grad_of(m, m->final_norm_bias), dfinal,
+        tensor_rows(m->residual[m->num_branches], 0, N), norm.w, norm.stats);
     for (int i = m->num_branches - 1; i >= 0; i--) {
         block_backward(e, &m->blocks[i], &m->scratch, dx, tensor_rows(m->residual[i], 0, N), T);
     }

@@ -37,8 +37,10 @@ const Ops ops_cpu = {
     .embedding_backward = embedding_backward_cpu,
     .norm =
         {
-            [NORM_LAYERNORM] = {layernorm_forward_cpu, layernorm_backward_cpu},
-            [NORM_RMSNORM] = {rmsnorm_forward_cpu, rmsnorm_backward_cpu},
+            [NORM_LAYERNORM] = {layernorm_forward_cpu, layernorm_residual_forward_cpu,
+                                layernorm_backward_cpu},
+            [NORM_RMSNORM] = {rmsnorm_forward_cpu, rmsnorm_residual_forward_cpu,
+                              rmsnorm_backward_cpu},
         },
     .rope_forward = rope_forward_cpu,
     .rope_backward = rope_backward_cpu,

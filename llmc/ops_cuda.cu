@@ -41,8 +41,8 @@ const Ops ops_cuda = {
     embedding_forward_cuda,
     embedding_backward_cuda,
     {
-        {layernorm_forward_cuda, layernorm_backward_cuda},
-        {rmsnorm_forward_cuda, rmsnorm_backward_cuda},
+        {layernorm_forward_cuda, layernorm_residual_forward_cuda, layernorm_backward_cuda},
+        {rmsnorm_forward_cuda, rmsnorm_residual_forward_cuda, rmsnorm_backward_cuda},
     },
     rope_forward_cuda,
     rope_backward_cuda,

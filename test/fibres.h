@@ -2,8 +2,8 @@
 fibres -- runs a CUDA kernel's own source on the host: the threads of a block are fibres of one
 thread, which take turns at barriers and warp exchanges; blocks run one after the other. Defines
 CUDA's keywords, threadIdx, blockIdx, blockDim, __syncthreads, those of CUDA's functions and vectors
-that the kernels under test use, and the fibre_ functions that gemm_mma_ptx.cuh and copy_async.cuh
-call; included before them, once in a program.
+that the kernels under test use, and the fibre_ functions that gemm_mma_ptx.cuh, copy_async.cuh and
+norm.cuh call; included before them, once in a program.
   shared memory  starts as 0xFF bytes. An asynchronous copy leaves 0xFF until its thread waits for
                  it, and its source must lie in memory named by fibre_allow
   races          every access of shared memory is checked against the barriers, whatever order the
@@ -36,6 +36,7 @@ enum {
     FIBRE_MAX_SHARED = 99 * 1024,
     FIBRE_CHUNK = 16,   // bytes of shared memory that are watched as one
     FIBRE_MAX_RANGES = 8,
+    FIBRE_MAX_BARRIERS = 16,
     FIBRE_NOBODY = -1,
     FIBRE_SEVERAL = -2
 };
@@ -65,6 +66,10 @@ typedef struct {
 } FibreWarp;
 
 typedef struct {
+    int arrived, passed;
+} FibreBarrier;
+
+typedef struct {
     int writer, written_in;   // thread; barriers before it, -1: never
     int under_way;            // a copy to it was started and not waited for
     int reader, read_in;
@@ -78,6 +83,7 @@ typedef struct {
 static struct {
     Fibre fibres[FIBRE_MAX_THREADS];
     FibreWarp warps[FIBRE_MAX_THREADS / 32];
+    FibreBarrier named[FIBRE_MAX_BARRIERS];
     FibreChunk chunks[FIBRE_MAX_SHARED / FIBRE_CHUNK];
     __attribute__((aligned(128))) uint8_t shared[FIBRE_MAX_SHARED];
     char *stacks;
@@ -155,6 +161,7 @@ static inline void fibre_run_block(void (*kernel)(void *), void *argument, int t
     fibre_state.argument = argument;
     fibre_state.idle = fibre_state.arrived = fibre_state.barriers = 0;
     memset(fibre_state.warps, 0, sizeof(fibre_state.warps));
+    memset(fibre_state.named, 0, sizeof(fibre_state.named));
     memset(fibre_state.shared, 0xFF, sizeof(fibre_state.shared));
     for (int i = 0; i < FIBRE_MAX_SHARED / FIBRE_CHUNK; i++) {
         FibreChunk fresh = {FIBRE_NOBODY, -1, 0, FIBRE_NOBODY, -1};
@@ -164,6 +171,18 @@ static inline void fibre_run_block(void (*kernel)(void *), void *argument, int t
     blockDim.x = (unsigned)threads;
     for (int thread = 0; thread < threads; thread++) fibre_prepare(thread);
     if (_setjmp(fibre_state.finished) == 0) fibre_resume_next();
+}
+
+/* `threads` of a block, whole warps, wait for each other at a barrier of their own (bar.sync). It
+   does not count for races: what passes over it must lie where accesses are not watched. */
+static inline void fibre_barrier(int id, int threads) {
+    FibreBarrier *b = &fibre_state.named[id];
+    int before = b->passed;
+    if (++b->arrived == threads) {
+        b->arrived = fibre_state.idle = 0;
+        b->passed++;
+    }
+    while (b->passed == before) fibre_yield();
 }
 
 static inline void __syncthreads(void) {

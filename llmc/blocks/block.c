@@ -62,38 +62,38 @@ static Tensor rows_of(Tensor kept, Tensor scratch, int64_t rows, int64_t cols) {
     return tensor_view(t.data, t.dtype, rows, cols);
 }
 
-static Tensor param_value(Engine *e, int index) {
+static Tensor param_value(const Engine *e, int index) {
     Tensor none = {0};
     return index < 0 ? none : e->params->params[index].value;
 }
 
-static Tensor param_grad(Engine *e, int index) {
+static Tensor param_grad(const Engine *e, int index) {
     Tensor none = {0};
     return index < 0 ? none : e->params->params[index].grad;
 }
 
-static NormStats stats_of(const Block *b, int64_t rows) {
-    NormStats stats = {tensor_rows(b->stats.mean, 0, rows), tensor_rows(b->stats.rstd, 0, rows)};
-    return stats;
+NormSite block_norm(const Engine *e, const Block *b, const BlockScratch *s, int64_t rows) {
+    NormSite site = {
+        .out = rows_of(b->norm_out, s->norm_out, rows, b->model->dim),
+        .stats = {tensor_rows(b->stats.mean, 0, rows), tensor_rows(b->stats.rstd, 0, rows)},
+        .w = param_value(e, b->norm_weight),
+        .b = param_value(e, b->norm_bias),
+    };
+    return site;
 }
 
-void block_forward(Engine *e, Block *b, const BlockScratch *s, Tensor out, Tensor x, int T) {
-    const ModelConfig *m = b->model;
-    int64_t N = x.rows;
-    Tensor norm_out = rows_of(b->norm_out, s->norm_out, N, m->dim);
-    Tensor core_in = rows_of(b->core_in, b->core_in, N, b->in.out);
-    Tensor core_out = rows_of(b->core_out, s->core_out, N, b->out.in);
-    Tensor branch_out = rows_of(s->branch_out, s->branch_out, N, m->dim);
+Tensor block_forward(Engine *e, Block *b, const BlockScratch *s, int64_t rows, int T) {
+    Tensor norm_out = block_norm(e, b, s, rows).out;
+    Tensor core_in = rows_of(b->core_in, b->core_in, rows, b->in.out);
+    Tensor core_out = rows_of(b->core_out, s->core_out, rows, b->out.in);
+    Tensor branch_out = rows_of(s->branch_out, s->branch_out, rows, b->model->dim);
 
-    e->ops->norm[m->norm].forward(e->device, norm_out, stats_of(b, N), x,
-                                  param_value(e, b->norm_weight), param_value(e, b->norm_bias),
-                                  m->norm_eps);
     QOperand operand = linear_input(e, &b->in, &b->in_saved, norm_out);
     linear_forward(e, &b->in, core_in, &operand);
     b->kind->core_forward(e, b, core_out, core_in, T);
     operand = linear_input(e, &b->out, &b->out_saved, core_out);
     linear_forward(e, &b->out, branch_out, &operand);
-    e->ops->residual_forward(e->device, out, x, branch_out);
+    return branch_out;
 }
 
 void block_backward(Engine *e, Block *b, const BlockScratch *s, Tensor dx, Tensor x, int T) {
@@ -105,7 +105,7 @@ void block_backward(Engine *e, Block *b, const BlockScratch *s, Tensor dx, Tenso
     Tensor dcore_in = rows_of(s->dcore_in, s->dcore_in, N, b->in.out);
     Tensor dnorm_out = rows_of(s->dnorm_out, s->dnorm_out, N, m->dim);
 
-    // out = x + branch_out: dx is already the gradient of both.
+    // sum = x + branch_out: dx is already the gradient of both.
     LinearGrad grad = linear_output_grad(e, &b->out, dx);
     // branch_out = out_linear(core_out)
     linear_backward(e, &b->out, dcore_out, &grad, &b->out_saved);
@@ -113,7 +113,7 @@ void block_backward(Engine *e, Block *b, const BlockScratch *s, Tensor dx, Tenso
     grad = linear_output_grad(e, &b->in, dcore_in);
     // core_in = in_linear(norm_out)
     linear_backward(e, &b->in, dnorm_out, &grad, &b->in_saved);
+    NormSite norm = block_norm(e, b, s, N);
     e->ops->norm[m->norm].backward(e->device, dx, param_grad(e, b->norm_weight),
-                                   param_grad(e, b->norm_bias), dnorm_out, x,
-                                   param_value(e, b->norm_weight), stats_of(b, N));
+                                   param_grad(e, b->norm_bias), dnorm_out, x, norm.w, norm.stats);
 }

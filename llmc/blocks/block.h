@@ -4,9 +4,10 @@ common:
 
     x + out_linear(core(in_linear(norm(x))))
 
-A BlockKind supplies the names, the widths and the core; everything else is here, once. In an
-ordinary transformer two branches, attention and MLP, carry the same block number; with
-model.pattern each branch is a block of its own.
+A BlockKind supplies the names, the widths and the core; everything else is here, once. The norm and
+the addition are called by the model: an addition and the norm after it, which is of the next block
+or the final one, are one op. In an ordinary transformer two branches, attention and MLP, carry the
+same block number; with model.pattern each branch is a block of its own.
 
   shapes    N = B*T rows; x, dx (N,C); core input (N, in_cols); core output (N, core_cols)
 */
@@ -68,11 +69,19 @@ struct Block {
     Tensor rope_table;
 };
 
+/* A norm of the residual stream: where its results go and what it multiplies by. */
+typedef struct {
+    Tensor out;                  // (N,C)
+    NormStats stats;             // (N,1) each
+    Tensor w, b;                 // (1,C); b empty: none
+} NormSite;
+
 void block_declare(Block *b, const BlockKind *kind, const ModelConfig *m, int index, ParamTable *t);
 void block_place(const Engine *e, Block *b, Arena *saved, int64_t tokens);
-/* out = x + branch(x); out and x are different tensors. */
-void block_forward(Engine *e, Block *b, const BlockScratch *s, Tensor out, Tensor x, int T);
-/* dx holds d loss / d out and becomes d loss / d x. x is the forward's input. */
+NormSite block_norm(const Engine *e, const Block *b, const BlockScratch *s, int64_t rows);
+/* What is to be added to x, (rows,C) in scratch; block_norm's out holds the norm of x. */
+Tensor block_forward(Engine *e, Block *b, const BlockScratch *s, int64_t rows, int T);
+/* dx holds d loss / d (x + branch) and becomes d loss / d x. */
 void block_backward(Engine *e, Block *b, const BlockScratch *s, Tensor dx, Tensor x, int T);
 
 #ifdef __cplusplus

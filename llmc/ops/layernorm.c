@@ -5,6 +5,7 @@ layernorm -- CPU reference of layernorm.h.
 
 #include <math.h>
 
+#include "activation.h"
 #include "row_io.h"
 #include "scratch_cpu.h"
 
@@ -57,6 +58,12 @@ void layernorm_forward_cpu(Device *d, Tensor out, NormStats stats, Tensor x, Ten
             rstds[n] = rstd;
         }
     }
+}
+
+void layernorm_residual_forward_cpu(Device *d, Tensor out, NormStats stats, Residual r, Tensor w,
+                                    Tensor b, float eps) {
+    residual_forward_cpu(d, r.sum, r.x, r.branch);
+    layernorm_forward_cpu(d, out, stats, r.sum, w, b, eps);
 }
 
 typedef struct {

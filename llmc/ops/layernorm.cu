@@ -1,17 +1,26 @@
 // layernorm -- on a GPU: the centred form of the kernels in norm.cuh.
 #include "layernorm.h"
 
-#include "norm.cuh"
+#include "norm_launch.cuh"
 
 size_t norm_scratch_cuda(int64_t rows, int64_t cols) {
-    int64_t partials = min_i64(NORM_MAX_PARTIALS, ceil_div(rows, NORM_PARTIAL_ROWS));
+    int64_t partials = min_i64(NORM_PARTIALS, ceil_div(rows, NORM_PARTIAL_ROWS));
     return (size_t)(partials * 2 * cols) * sizeof(float);   // dw and db
 }
 
 void layernorm_forward_cuda(Device *d, Tensor out, NormStats stats, Tensor x, Tensor w, Tensor b,
                             float eps) {
     layernorm_check(out, stats, x, w, b);
-    norm_forward<true>(d, out, stats, x, w, b, eps);
+    Residual alone = {{}, x, {}};
+    norm_forward<true>(d, out, stats, alone, w, b, eps);
+}
+
+void layernorm_residual_forward_cuda(Device *d, Tensor out, NormStats stats, Residual r, Tensor w,
+                                     Tensor b, float eps) {
+    layernorm_check(out, stats, r.sum, w, b);
+    tensor_expect(r.x, "residual x", r.sum.dtype, r.sum.rows, r.sum.cols);
+    tensor_expect(r.branch, "residual branch", r.sum.dtype, r.sum.rows, r.sum.cols);
+    norm_forward<true>(d, out, stats, r, w, b, eps);
 }
 
 void layernorm_backward_cuda(Device *d, Tensor dx, Tensor dw, Tensor db, Tensor dout, Tensor x,

@@ -1,240 +1,490 @@
-// norm -- the kernels behind layernorm.cu and rmsnorm.cu: one template, because rmsnorm is
-// layernorm without the mean and the shift. CENTERED 1: layernorm, 0: rmsnorm. What they compute is
-// in layernorm.h and rmsnorm.h; not an op of its own.
+// norm -- the kernels behind layernorm.cu and rmsnorm.cu, and the choice of their instance: one
+// template, because rmsnorm is layernorm without the mean and the shift. CENTERED 1: layernorm, 0:
+// rmsnorm. What they compute is in layernorm.h and rmsnorm.h; not an op of its own, and the launches
+// are in norm_launch.cuh. A host compiler can take this file too, see vec.cuh.
+//
+// A row is shared by a group of warps, as few as hold it (one up to 1024 columns); a block has as
+// many rows at a time as it has groups. While a group works on a row, its next rows are on their way
+// to shared memory: neither registers nor the number of warps bound the bytes in flight.
 #pragma once
-#include "../device_cuda.cuh"
+#include "copy_async.cuh"
 #include "norm.h"
-#include "reduce.cuh"
-#include "scratch_cuda.cuh"
 #include "vec.cuh"
 
 enum {
-    NORM_ROW_VECS = 4,      // vectors of a row that one thread keeps in registers
-    NORM_BLOCK_WARPS = 4,   // at least; more when a row needs them
-    NORM_MAX_WARPS = 8,     // of a row, so that a block's registers hold it
-    NORM_MAX_COLS = NORM_MAX_WARPS * WARP * NORM_ROW_VECS * VEC,   // 8192
-    NORM_PARTIAL_ROWS = 16,          // rows behind one partial sum of dw and db, at least
-    NORM_BACKWARD_REGISTERS = 168,   // three blocks of four warps fit a multiprocessor
-    NORM_MAX_PARTIALS = 1536         // a warp each: those blocks on all of an H200's 132
+    NORM_THREADS = 256,
+    NORM_WARPS = NORM_THREADS / WARP,
+    NORM_MAX_VECS = 4,                                    // of a row that one thread has
+    NORM_MAX_COLS = NORM_THREADS * NORM_MAX_VECS * VEC,   // 8192: a row fits a block
+    NORM_BLOCKS = 2,   // of a multiprocessor, with up to 128 registers a thread
+    // Rows of a group in shared memory, one worked on and the others coming, times arrays. 6 of
+    // four vectors a thread are 96 KB; a block of any GPU may have 99, two of an H200 113 each.
+    NORM_QUEUED = 6,
+    NORM_PARTIAL_ROWS = 4,   // that a thread adds up for a partial sum of dw and db, at least
+    NORM_PARTIALS = NORM_BLOCKS * 132,   // at most, one a block: all blocks of an H200 at once
+    NORM_SUM_THREADS = 512,              // of the kernel that adds the partial sums
+    NORM_SUM_WARPS = NORM_SUM_THREADS / WARP
 };
 
-/* As few warps a row as hold it, a power of two. */
-static inline RowGroups norm_row_groups(int64_t cols) {
+/* How rows are dealt out. */
+typedef struct {
+    int64_t rows;
+    int cols;
+    int row_threads;   // that share a row: whole warps, a power of two
+    int blocks;        // of the launch; a block has NORM_THREADS / row_threads rows at a time
+    int vecs;          // of a row in one thread, at most NORM_MAX_VECS
+    bool whole;        // all accesses are of whole vectors
+} NormShape;
+
+static inline NormShape norm_shape(int64_t rows, int64_t cols, bool whole) {
     CHECK(cols <= NORM_MAX_COLS, "a norm of %lld columns; CUDA kernels take up to %d",
           (long long)cols, NORM_MAX_COLS);
-    RowGroups groups = {1, NORM_BLOCK_WARPS};
-    while ((int64_t)groups.warps * WARP * NORM_ROW_VECS * VEC < cols) groups.warps *= 2;
-    groups.rows = (int)max_i64(1, NORM_BLOCK_WARPS / groups.warps);
-    return groups;
+    NormShape s = {rows, (int)cols, WARP, 0, NORM_MAX_VECS, whole};
+    while (s.row_threads * NORM_MAX_VECS * VEC < cols) s.row_threads *= 2;
+    s.vecs = (int)ceil_div(cols, s.row_threads * VEC);
+    return s;
 }
 
-static inline int norm_block_threads(RowGroups groups) { return groups.warps * groups.rows * WARP; }
+static inline int64_t norm_block_rows(NormShape s) { return NORM_THREADS / s.row_threads; }
+
+// --- what the kernels share ---
+
+/* A thread's place: its group's number in the block, its own in the group; its rows are row,
+   row + step, ...; its vector i begins at column first + i * stride. */
+typedef struct {
+    int group, at;
+    int first, stride;
+    int64_t row, step;
+} NormPlace;
+
+static __device__ __forceinline__ NormPlace norm_place(const NormShape &s) {
+    NormPlace p;
+    int block_rows = NORM_THREADS / s.row_threads;
+    p.group = (int)threadIdx.x / s.row_threads;
+    p.at = (int)threadIdx.x % s.row_threads;
+    p.first = p.at * VEC;
+    p.stride = s.row_threads * VEC;
+    p.row = (int64_t)blockIdx.x * block_rows + p.group;
+    p.step = (int64_t)s.blocks * block_rows;
+    return p;
+}
+
+/* What a vector holds from column `c` on; nothing beyond the row. WHOLE: it ends within the row. */
+template <bool WHOLE>
+static __device__ __forceinline__ uint4 load_columns(const bf16 *row, int c, int cols) {
+    if (!WHOLE) return load_packed(row + c, cols - c, false);
+    return c < cols ? *reinterpret_cast<const uint4 *>(row + c) : make_uint4(0, 0, 0, 0);
+}
+
+template <bool WHOLE>
+static __device__ __forceinline__ void store_columns(bf16 *row, uint4 packed, int c, int cols) {
+    if (WHOLE) {
+        *reinterpret_cast<uint4 *>(row + c) = packed;
+        return;
+    }
+    const uint32_t w[4] = {packed.x, packed.y, packed.z, packed.w};
+    uint16_t *bits = reinterpret_cast<uint16_t *>(row + c);
+#pragma unroll
+    for (int j = 0; j < VEC; j++) {
+        if (c + j < cols) bits[j] = (uint16_t)(w[j / 2] >> (j % 2 * 16));
+    }
+}
+
+/* A thread's vectors of ARRAYS arrays (rows, cols) on their way through shared memory, row by row.
+   A thread reads only what it put there itself: no barrier is needed. Vectors beyond the row are
+   not put there and must not be read. */
+template <int ARRAYS, int VECS, bool WHOLE> struct RowQueue {
+    enum {
+        STAGES = NORM_QUEUED / ARRAYS,
+        STAGE_VECTORS = ARRAYS * VECS * NORM_THREADS,
+        BYTES = STAGES * STAGE_VECTORS * 16
+    };
+    const bf16 *arrays[ARRAYS];
+    int stage;   // of the row that is worked on
+
+    static __device__ __forceinline__ uint4 *slot(int stage, int array, int i) {
+        uint4 *own = reinterpret_cast<uint4 *>(block_shared_memory()) + threadIdx.x;
+        return own + stage * STAGE_VECTORS + (array * VECS + i) * NORM_THREADS;
+    }
+
+    /* Starts the copies of the row that will be worked on `ahead` rows from now, if it exists. */
+    __device__ __forceinline__ void fetch(const NormShape &s, const NormPlace &p, int64_t row,
+                                          int ahead) {
+        int to = stage + ahead < STAGES ? stage + ahead : stage + ahead - STAGES;
+        if (row < s.rows) {
+#pragma unroll
+            for (int n = 0; n < ARRAYS * VECS; n++) {
+                int c = p.first + n % VECS * p.stride;
+                const bf16 *from = arrays[n / VECS] + row * s.cols;
+                if (c >= s.cols) continue;
+                if (WHOLE) copy_async_16(slot(to, n / VECS, n % VECS), from + c, true);
+                else *slot(to, n / VECS, n % VECS) = load_columns<false>(from, c, s.cols);
+            }
+        }
+        copy_async_commit();   // also if empty: rows are counted by groups
+    }
+
+    __device__ __forceinline__ void open(const NormShape &s, const NormPlace &p) {
+        stage = 0;
+#pragma unroll
+        for (int i = 0; i < STAGES - 1; i++) fetch(s, p, p.row + i * p.step, i);
+    }
+
+    /* The row at hand has come, the next ones are on their way. */
+    __device__ __forceinline__ void receive(const NormShape &s, const NormPlace &p, int64_t row) {
+        fetch(s, p, row + (STAGES - 1) * p.step, STAGES - 1);
+        copy_async_wait<STAGES - 1>();
+    }
+
+    __device__ __forceinline__ uint4 vector(int array, int i) const {
+        return *slot(stage, array, i);
+    }
+
+    __device__ __forceinline__ void next(void) { stage = stage + 1 < STAGES ? stage + 1 : 0; }
+};
+
+/* All threads of group `group` of a block wait for each other. */
+static __device__ __forceinline__ void group_barrier(int group, int threads) {
+#ifdef __CUDACC__
+    // Barrier 0 is that of __syncthreads.
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "r"(threads) : "memory");
+#else
+    fibre_barrier(1 + group, threads);
+#endif
+}
+
+/* Sums over the threads of a row go through two sets of slots in turn: with one barrier a sum, a fast
+   warp may write its next sum while a slow one still reads this. */
+typedef struct {
+    float (*slots)[NORM_WARPS];   // two sets for each of COUNT sums
+    int turn;                     // 0, 1
+} RowSums;
+
+/* COUNT sums at once, the same tree every time; all threads of the row get them. */
+template <int COUNT>
+static __device__ __forceinline__ void row_sums(float x[COUNT], RowSums *sums, const NormShape &s,
+                                                const NormPlace &p) {
+#pragma unroll
+    for (int n = 0; n < COUNT; n++) x[n] = warp_sum(x[n]);
+    if (s.row_threads == WARP) return;
+    float(*slots)[NORM_WARPS] = sums->slots + sums->turn * COUNT;
+    int warps = s.row_threads / WARP, first = p.group * warps;
+    sums->turn ^= 1;
+#pragma unroll
+    for (int n = 0; n < COUNT; n++) {
+        if (threadIdx.x % WARP == 0) slots[n][threadIdx.x / WARP] = x[n];
+    }
+    group_barrier(p.group, s.row_threads);
+#pragma unroll
+    for (int n = 0; n < COUNT; n++) {
+        x[n] = 0.0f;
+        for (int i = 0; i < NORM_WARPS; i++) {
+            if (i < warps) x[n] += slots[n][first + i];
+        }
+    }
+}
+
+/* Rounded to bf16, as residual_forward does. */
+static __device__ __forceinline__ uint4 add_packed(uint4 a, uint4 b) {
+    float x[VEC], y[VEC];
+    unpack(x, a);
+    unpack(y, b);
+#pragma unroll
+    for (int j = 0; j < VEC; j++) x[j] += y[j];
+    return pack(x);
+}
+
+// --- forward ---
 
 typedef struct {
     bf16 *out;            // (rows, cols)
     float *mean, *rstd;   // (rows); mean only when centred
+    bf16 *sum;            // (rows, cols), x + branch: only with a residual
     const bf16 *x;        // (rows, cols)
+    const bf16 *branch;   // (rows, cols), only with a residual
     const bf16 *w, *b;    // (cols); b only when centred
-    int64_t rows, cols;
     float eps;
-    RowGroups groups;
-    bool whole;
+    NormShape shape;
 } NormForwardArgs;
 
+typedef struct {
+    float mean, rstd;
+} RowStats;
+
+/* Of a row of which a thread holds v, zeros beyond the row; leaves v - mean. */
+template <bool CENTERED, int VECS, bool WHOLE>
+static __device__ __forceinline__ RowStats norm_row_stats(float v[VECS][VEC], RowSums *sums,
+                                                          const NormShape &s, const NormPlace &p,
+                                                          float eps) {
+    RowStats stats = {0.0f, 0.0f};
+    if (CENTERED) {
+        float sum[1] = {0.0f};
+#pragma unroll
+        for (int i = 0; i < VECS; i++) {
+            sum[0] += ((v[i][0] + v[i][1]) + (v[i][2] + v[i][3])) +
+                      ((v[i][4] + v[i][5]) + (v[i][6] + v[i][7]));
+        }
+        row_sums<1>(sum, sums, s, p);
+        stats.mean = sum[0] / (float)s.cols;
+    }
+    float squares[1] = {0.0f};
+#pragma unroll
+    for (int i = 0; i < VECS; i++) {
+        int c = p.first + i * p.stride;
+        if (c >= s.cols) break;
+        float part = 0.0f;
+#pragma unroll
+        for (int j = 0; j < VEC; j++) {
+            if (CENTERED && (WHOLE || c + j < s.cols)) v[i][j] -= stats.mean;
+            part = fmaf(v[i][j], v[i][j], part);
+        }
+        squares[0] += part;
+    }
+    row_sums<1>(squares, sums, s, p);
+    stats.rstd = 1.0f / sqrtf(squares[0] / (float)s.cols + eps);
+    return stats;
+}
+
 /*
-One row a group of warps (one warp up to 1024 columns), held packed in registers between the passes.
-  bytes    4 per element: 2 read, 2 written; w and b come from the caches
+Rows are dealt out in turn to groups of warps, which hold one in registers between the passes; w and
+b stay in registers, packed. With a RESIDUAL the row is the rounded sum, which is stored too. Every
+fused multiplication is written as one: the compiler has no choice that could make the norm of a sum
+differ from the norm of a tensor.
+  bytes    4 per element: 2 read, 2 written; with a residual 8: 4 read, 4 written
   limiter  memory bandwidth; measured: see dev/SPEED.md
 */
-template <bool CENTERED>
-__global__ void __launch_bounds__(NORM_MAX_WARPS *WARP) norm_forward_kernel(NormForwardArgs a) {
-    __shared__ float shared[NORM_MAX_WARPS];
-    int row_threads = a.groups.warps * WARP, at = (int)threadIdx.x % row_threads;
-    int64_t row = (int64_t)blockIdx.x * a.groups.rows + threadIdx.x / row_threads;
-    int64_t cols = row < a.rows ? a.cols : 0;   // an absent row only takes part in the barriers
-    const bf16 *x = a.x + row * a.cols;
-    uint4 packed[NORM_ROW_VECS];
-    float v[VEC], mean = 0.0f, sum = 0.0f;
+template <bool CENTERED, bool RESIDUAL, int VECS, bool WHOLE>
+__global__ void __launch_bounds__(NORM_THREADS, NORM_BLOCKS)
+    norm_forward_kernel(NormForwardArgs a) {
+    __shared__ float slots[2][NORM_WARPS];
+    const NormShape &s = a.shape;
+    NormPlace p = norm_place(s);
+    RowSums sums = {slots, 0};
+    RowQueue<1 + RESIDUAL, VECS, WHOLE> queue = {{a.x}, 0};
+    if (RESIDUAL) queue.arrays[RESIDUAL] = a.branch;   // the last array
+    queue.open(s, p);
+    uint4 w[VECS], b[VECS];
 #pragma unroll
-    for (int i = 0; i < NORM_ROW_VECS; i++) {
-        int64_t c = (int64_t)(i * row_threads + at) * VEC;
-        packed[i] = load_packed(x + c, cols - c, a.whole);
+    for (int i = 0; i < VECS; i++) {
+        w[i] = load_columns<WHOLE>(a.w, p.first + i * p.stride, s.cols);
+        if (CENTERED) b[i] = load_columns<WHOLE>(a.b, p.first + i * p.stride, s.cols);
     }
-    if (CENTERED) {
+    for (int64_t row = p.row; row < s.rows; row += p.step, queue.next()) {
+        queue.receive(s, p, row);
+        float v[VECS][VEC];
 #pragma unroll
-        for (int i = 0; i < NORM_ROW_VECS; i++) {
-            unpack(v, packed[i]);   // zeros beyond the row
-            for (int j = 0; j < VEC; j++) sum += v[j];
+        for (int i = 0; i < VECS; i++) {
+            int c = p.first + i * p.stride;
+            uint4 packed = make_uint4(0, 0, 0, 0);
+            if (c < s.cols) packed = queue.vector(0, i);
+            if (RESIDUAL && c < s.cols) {
+                packed = add_packed(packed, queue.vector(RESIDUAL, i));
+                store_columns<WHOLE>(a.sum + row * s.cols, packed, c, s.cols);
+            }
+            unpack(v[i], packed);
         }
-        mean = row_sum(sum, a.groups, shared) / (float)a.cols;
-        sum = 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < NORM_ROW_VECS; i++) {
-        int64_t c = (int64_t)(i * row_threads + at) * VEC;
-        unpack(v, packed[i]);
-        for (int j = 0; j < VEC; j++) {
-            if (c + j < cols) sum += (v[j] - mean) * (v[j] - mean);
+        RowStats stats = norm_row_stats<CENTERED, VECS, WHOLE>(v, &sums, s, p, a.eps);
+        if (p.at == 0) {
+            if (CENTERED) a.mean[row] = stats.mean;
+            a.rstd[row] = stats.rstd;
         }
-    }
-    float variance = row_sum(sum, a.groups, shared) / (float)a.cols;
-    float rstd = 1.0f / sqrtf(variance + a.eps);
-    if (row >= a.rows) return;   // no barrier follows
-    if (at == 0) {
-        if (CENTERED) a.mean[row] = mean;
-        a.rstd[row] = rstd;
-    }
 #pragma unroll
-    for (int i = 0; i < NORM_ROW_VECS; i++) {
-        int64_t c = (int64_t)(i * row_threads + at) * VEC;
-        if (c >= cols) break;
-        float w[VEC], b[VEC];
-        load_vec(w, a.w + c, cols - c, a.whole);
-        if (CENTERED) load_vec(b, a.b + c, cols - c, a.whole);
-        unpack(v, packed[i]);
-        for (int j = 0; j < VEC; j++) {
-            v[j] = CENTERED ? (v[j] - mean) * rstd * w[j] + b[j] : v[j] * rstd * w[j];
+        for (int i = 0; i < VECS; i++) {
+            int c = p.first + i * p.stride;
+            if (c >= s.cols) break;
+            float scale[VEC], shift[VEC];
+            unpack(scale, w[i]);
+            if (CENTERED) unpack(shift, b[i]);
+#pragma unroll
+            for (int j = 0; j < VEC; j++) {
+                float h = v[i][j] * stats.rstd;
+                v[i][j] = CENTERED ? fmaf(h, scale[j], shift[j]) : h * scale[j];
+            }
+            store_columns<WHOLE>(a.out + row * s.cols, pack(v[i]), c, s.cols);
         }
-        store_vec(a.out + row * a.cols + c, v, cols - c, a.whole);
     }
 }
 
-template <bool CENTERED>
-static void norm_forward(Device *d, Tensor out, NormStats stats, Tensor x, Tensor w, Tensor b,
-                         float eps) {
-    expect_bf16(x, "x of a norm");
-    NormForwardArgs a = {};
-    a.out = (bf16 *)out.data;
-    a.mean = (float *)stats.mean.data;
-    a.rstd = (float *)stats.rstd.data;
-    a.x = (const bf16 *)x.data;
-    a.w = (const bf16 *)w.data;
-    a.b = (const bf16 *)b.data;
-    a.rows = x.rows;
-    a.cols = x.cols;
-    a.eps = eps;
-    a.groups = norm_row_groups(x.cols);
-    a.whole = whole_vectors(out) && whole_vectors(x) && whole_vectors(w) && whole_vectors(b) &&
-              x.cols % VEC == 0;
-    int64_t blocks = ceil_div(x.rows, a.groups.rows);
-    norm_forward_kernel<CENTERED>
-        <<<(unsigned)blocks, norm_block_threads(a.groups), 0, device_cuda_stream(d)>>>(a);
-    CUDA_CHECK_LAUNCH();
-}
+// --- backward ---
 
 typedef struct {
     bf16 *dx;                   // (rows, cols), accumulated
-    float *partials;            // (num_partials, 2 or 1, cols): dw, and db when centred
+    float *dw, *db;             // (cols), accumulated; db only when centred
+    float *partials;            // (blocks, 2 or 1, cols): of dw, and of db when centred
     const bf16 *dout, *x;       // (rows, cols)
     const bf16 *w;              // (cols)
     const float *mean, *rstd;   // (rows); mean only when centred
-    int64_t rows, cols;
-    int64_t partial_rows, num_partials;
-    RowGroups groups;
-    bool whole;
+    NormShape shape;
 } NormBackwardArgs;
 
-/* One row of the backward pass; adds its share of dw and db. x and dout are read a second time for
-   dx, from L1: the registers are taken by dw and db. */
 template <bool CENTERED>
-static __device__ __forceinline__ void
-norm_backward_row(NormBackwardArgs a, int64_t row, float dw[NORM_ROW_VECS][VEC],
-                  float db[NORM_ROW_VECS][VEC], float *shared) {
-    int row_threads = a.groups.warps * WARP, at = (int)threadIdx.x % row_threads;
-    bool present = row < a.rows;
-    int64_t cols = present ? a.cols : 0;
-    const bf16 *x_row = a.x + row * a.cols, *dout_row = a.dout + row * a.cols;
-    bf16 *dx_row = a.dx + row * a.cols;
-    float mean = CENTERED && present ? a.mean[row] : 0.0f, rstd = present ? a.rstd[row] : 0.0f;
-    float sum_g = 0.0f, sum_gh = 0.0f, x[VEC], dout[VEC], w[VEC];
+static __device__ __forceinline__ RowStats load_stats(const NormBackwardArgs &a, int64_t row) {
+    RowStats stats = {0.0f, 0.0f};
+    if (row >= a.shape.rows) return stats;
+    if (CENTERED) stats.mean = a.mean[row];
+    stats.rstd = a.rstd[row];
+    return stats;
+}
+
+/* The sums of the block's groups, in their order, through shared memory that no copy uses any more;
+   sum[i] is of the thread's vector i. */
+template <int VECS>
+static __device__ __forceinline__ void store_block_sums(float *out, const float sum[VECS][VEC],
+                                                        const NormShape &s) {
+    float *shared = reinterpret_cast<float *>(block_shared_memory());
+    __syncthreads();
 #pragma unroll
-    for (int i = 0; i < NORM_ROW_VECS; i++) {
-        int64_t c = (int64_t)(i * row_threads + at) * VEC;
-        load_vec(w, a.w + c, cols - c, a.whole);
-        load_vec(x, x_row + c, cols - c, a.whole);
-        load_vec(dout, dout_row + c, cols - c, a.whole);   // 0 beyond the row, so all below is 0
-#pragma unroll
-        for (int j = 0; j < VEC; j++) {
-            float h = (x[j] - mean) * rstd, g = dout[j] * w[j];
-            sum_g += g;
-            sum_gh += g * h;
-            dw[i][j] += dout[j] * h;
-            if (CENTERED) db[i][j] += dout[j];
-        }
+    for (int i = 0; i < VECS; i++) {
+        float4 *own = reinterpret_cast<float4 *>(shared) + (i * NORM_THREADS + threadIdx.x) * 2;
+        own[0] = make_float4(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
+        own[1] = make_float4(sum[i][4], sum[i][5], sum[i][6], sum[i][7]);
     }
-    float mean_g = CENTERED ? row_sum(sum_g, a.groups, shared) / (float)a.cols : 0.0f;
-    float mean_gh = row_sum(sum_gh, a.groups, shared) / (float)a.cols;
-#pragma unroll
-    for (int i = 0; i < NORM_ROW_VECS; i++) {
-        int64_t c = (int64_t)(i * row_threads + at) * VEC;
-        if (c >= cols) break;
-        float dx[VEC];
-        load_vec(dx, dx_row + c, cols - c, a.whole);
-        load_vec(w, a.w + c, cols - c, a.whole);
-        load_vec(x, x_row + c, cols - c, a.whole);
-        load_vec(dout, dout_row + c, cols - c, a.whole);
-        for (int j = 0; j < VEC; j++) {
-            float h = (x[j] - mean) * rstd, g = dout[j] * w[j];
-            dx[j] += rstd * (CENTERED ? g - mean_g - h * mean_gh : g - h * mean_gh);
-        }
-        store_vec(dx_row + c, dx, cols - c, a.whole);
+    __syncthreads();
+    int group_cols = s.row_threads * VEC;   // of one vector of each thread
+    for (int c = (int)threadIdx.x; c < s.cols; c += NORM_THREADS) {
+        const float *part = shared + c / group_cols * NORM_THREADS * VEC + c % group_cols;
+        float total = 0.0f;
+        for (int g = 0; g < NORM_THREADS / s.row_threads; g++) total += part[g * group_cols];
+        out[c] = total;
     }
 }
 
 /*
-A group of warps takes partial_rows consecutive rows and keeps its columns' dw and db in registers.
-  bytes    8 per element: dout, x, dx read, dx written; partial sums are less than a tenth of it
-  limiter  memory bandwidth; registers hold occupancy down; measured: see dev/SPEED.md
+Rows are dealt out in turn to groups of warps. A thread adds the dw and db of its columns up in
+registers, for all its rows; x and dout are read from shared memory twice, before and after the sums
+over the row.
+  bytes    8 per element: dout, x, dx read, dx written; partial sums are a few percent of it
+  limiter  memory bandwidth; measured: see dev/SPEED.md
+*/
+template <bool CENTERED, int VECS, bool WHOLE>
+__global__ void __launch_bounds__(NORM_THREADS, NORM_BLOCKS)
+    norm_backward_kernel(NormBackwardArgs a) {
+    enum { X, DOUT, DX, GH = 0, G = 1, SUMS = CENTERED ? 2 : 1 };
+    __shared__ float slots[2 * SUMS][NORM_WARPS];
+    const NormShape &s = a.shape;
+    NormPlace p = norm_place(s);
+    RowSums sums = {slots, 0};
+    RowQueue<3, VECS, WHOLE> queue = {{a.x, a.dout, a.dx}, 0};
+    queue.open(s, p);
+    float dw[VECS][VEC] = {}, db[VECS][VEC] = {};
+    RowStats stats = load_stats<CENTERED>(a, p.row);
+    for (int64_t row = p.row; row < s.rows; row += p.step, queue.next()) {
+        RowStats next_stats = load_stats<CENTERED>(a, row + p.step);
+        queue.receive(s, p, row);
+        float sum[2] = {0.0f, 0.0f};   // of g * h and g
+        float x[VEC], dout[VEC], w[VEC], dx[VEC];
+#pragma unroll
+        for (int i = 0; i < VECS; i++) {
+            int c = p.first + i * p.stride;
+            if (c >= s.cols) break;
+            unpack(x, queue.vector(X, i));
+            unpack(dout, queue.vector(DOUT, i));   // 0 beyond the row, so all below is 0
+            unpack(w, load_columns<WHOLE>(a.w, c, s.cols));
+            float part[2] = {0.0f, 0.0f};
+#pragma unroll
+            for (int j = 0; j < VEC; j++) {
+                float h = (x[j] - stats.mean) * stats.rstd, g = dout[j] * w[j];
+                part[GH] = fmaf(g, h, part[GH]);
+                if (CENTERED) part[G] += g;
+                dw[i][j] = fmaf(dout[j], h, dw[i][j]);
+                if (CENTERED) db[i][j] += dout[j];
+            }
+            sum[GH] += part[GH];
+            sum[G] += part[G];
+        }
+        row_sums<SUMS>(sum, &sums, s, p);
+        float mean_gh = sum[GH] / (float)s.cols, mean_g = sum[G] / (float)s.cols;
+#pragma unroll
+        for (int i = 0; i < VECS; i++) {
+            int c = p.first + i * p.stride;
+            if (c >= s.cols) break;
+            unpack(x, queue.vector(X, i));
+            unpack(dout, queue.vector(DOUT, i));
+            unpack(dx, queue.vector(DX, i));
+            unpack(w, load_columns<WHOLE>(a.w, c, s.cols));
+#pragma unroll
+            for (int j = 0; j < VEC; j++) {
+                float h = (x[j] - stats.mean) * stats.rstd, g = dout[j] * w[j];
+                dx[j] = fmaf(stats.rstd, fmaf(-h, mean_gh, g - mean_g), dx[j]);
+            }
+            store_columns<WHOLE>(a.dx + row * s.cols, pack(dx), c, s.cols);
+        }
+        stats = next_stats;
+    }
+    float *out = a.partials + (int64_t)blockIdx.x * s.cols * (CENTERED ? 2 : 1);
+    store_block_sums<VECS>(out, dw, s);
+    if (CENTERED) store_block_sums<VECS>(out + s.cols, db, s);
+}
+
+/*
+A block has 32 columns of dw and db, one a lane; its warps share the partial sums, then warp 0 adds
+the warps.
+  bytes    4 per partial sum, which the L2 still holds
+  limiter  latency; measured: see dev/SPEED.md
 */
 template <bool CENTERED>
-__global__ void __maxnreg__(NORM_BACKWARD_REGISTERS) norm_backward_kernel(NormBackwardArgs a) {
-    __shared__ float shared[NORM_MAX_WARPS];
-    int row_threads = a.groups.warps * WARP, at = (int)threadIdx.x % row_threads;
-    int64_t partial = (int64_t)blockIdx.x * a.groups.rows + threadIdx.x / row_threads;
-    float dw[NORM_ROW_VECS][VEC] = {}, db[NORM_ROW_VECS][VEC] = {};
-    for (int64_t i = 0; i < a.partial_rows; i++) {
-        norm_backward_row<CENTERED>(a, partial * a.partial_rows + i, dw, db, shared);
+__global__ void __launch_bounds__(NORM_SUM_THREADS) norm_sum_kernel(NormBackwardArgs a) {
+    __shared__ float sums[NORM_SUM_WARPS][WARP];
+    int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
+    int cols = a.shape.cols, all = CENTERED ? 2 * cols : cols, c = (int)blockIdx.x * WARP + lane;
+    float sum = 0.0f;
+    if (c < all) {
+#pragma unroll 8
+        for (int n = warp; n < a.shape.blocks; n += NORM_SUM_WARPS)
+            sum += a.partials[(int64_t)n * all + c];
     }
-    if (partial >= a.num_partials) return;
-    float *out = a.partials + partial * a.cols * (CENTERED ? 2 : 1);
-#pragma unroll
-    for (int i = 0; i < NORM_ROW_VECS; i++) {
-        int64_t c = (int64_t)(i * row_threads + at) * VEC;
-        if (c >= a.cols) break;
-        store_vec(out + c, dw[i], a.cols - c, a.whole);
-        if (CENTERED) store_vec(out + a.cols + c, db[i], a.cols - c, a.whole);
-    }
+    sums[warp][lane] = sum;
+    __syncthreads();
+    if (warp > 0 || c >= all) return;
+    float total = 0.0f;
+    for (int i = 0; i < NORM_SUM_WARPS; i++) total += sums[i][lane];
+    if (c < cols) a.dw[c] += total;
+    else a.db[c - cols] += total;
 }
 
-static inline int64_t norm_partial_rows(int64_t rows) {
-    return max_i64(NORM_PARTIAL_ROWS, ceil_div(rows, NORM_MAX_PARTIALS));
+// --- the choice of an instance ---
+
+typedef struct {
+    void (*kernel)(NormForwardArgs);
+    NormForwardArgs args;
+    int shared_bytes;
+} NormForwardLaunch;
+
+template <bool CENTERED, bool RESIDUAL, int VECS, bool WHOLE>
+static void choose_forward(NormForwardLaunch *l) {
+    l->kernel = norm_forward_kernel<CENTERED, RESIDUAL, VECS, WHOLE>;
+    l->shared_bytes = RowQueue<1 + RESIDUAL, VECS, WHOLE>::BYTES;
 }
 
-template <bool CENTERED>
-static void norm_backward(Device *d, Tensor dx, Tensor dw, Tensor db, Tensor dout, Tensor x,
-                          Tensor w, NormStats stats) {
-    expect_bf16(x, "x of a norm");
-    NormBackwardArgs a = {};
-    a.dx = (bf16 *)dx.data;
-    a.partials = (float *)device_scratch(d, norm_scratch_cuda(x.rows, x.cols));
-    a.dout = (const bf16 *)dout.data;
-    a.x = (const bf16 *)x.data;
-    a.w = (const bf16 *)w.data;
-    a.mean = (const float *)stats.mean.data;
-    a.rstd = (const float *)stats.rstd.data;
-    a.rows = x.rows;
-    a.cols = x.cols;
-    a.partial_rows = norm_partial_rows(x.rows);
-    a.num_partials = ceil_div(x.rows, a.partial_rows);
-    a.groups = norm_row_groups(x.cols);
-    a.whole = whole_vectors(dx) && whole_vectors(dout) && whole_vectors(x) && whole_vectors(w) &&
-              x.cols % VEC == 0;
-    int64_t blocks = ceil_div(a.num_partials, a.groups.rows);
-    norm_backward_kernel<CENTERED>
-        <<<(unsigned)blocks, norm_block_threads(a.groups), 0, device_cuda_stream(d)>>>(a);
-    CUDA_CHECK_LAUNCH();
-    PartialRows rows = {a.partials, a.num_partials, x.cols * (CENTERED ? 2 : 1)};
-    add_partial_rows(d, (float *)dw.data, rows, x.cols);
-    rows.data = a.partials + x.cols;
-    if (CENTERED) add_partial_rows(d, (float *)db.data, rows, x.cols);
+template <bool CENTERED, bool RESIDUAL>
+static NormForwardLaunch norm_forward_launch(NormForwardArgs a, int multiprocessors) {
+    NormForwardLaunch l = {NULL, a, 0};
+    int64_t all = ceil_div(a.shape.rows, norm_block_rows(a.shape));
+    l.args.shape.blocks = (int)min_i64(all, (int64_t)multiprocessors * NORM_BLOCKS);
+    if (!a.shape.whole) choose_forward<CENTERED, RESIDUAL, 4, false>(&l);
+    else if (a.shape.vecs == 4) choose_forward<CENTERED, RESIDUAL, 4, true>(&l);
+    else choose_forward<CENTERED, RESIDUAL, 3, true>(&l);
+    return l;
+}
+
+typedef struct {
+    void (*kernel)(NormBackwardArgs);
+    NormBackwardArgs args;
+    int shared_bytes;
+} NormBackwardLaunch;
+
+template <bool CENTERED, int VECS, bool WHOLE> static void choose_backward(NormBackwardLaunch *l) {
+    l->kernel = norm_backward_kernel<CENTERED, VECS, WHOLE>;
+    l->shared_bytes = RowQueue<3, VECS, WHOLE>::BYTES;
+}
+
+/* The split of the rows depends on the shape alone, and so does the order of all sums. */
+template <bool CENTERED> static NormBackwardLaunch norm_backward_launch(NormBackwardArgs a) {
+    NormBackwardLaunch l = {NULL, a, 0};
+    int64_t least = NORM_PARTIAL_ROWS * norm_block_rows(a.shape);
+    l.args.shape.blocks = (int)min_i64(NORM_PARTIALS, ceil_div(a.shape.rows, least));
+    if (!a.shape.whole) choose_backward<CENTERED, 4, false>(&l);
+    else if (a.shape.vecs == 4) choose_backward<CENTERED, 4, true>(&l);
+    else choose_backward<CENTERED, 3, true>(&l);
+    return l;
 }

@@ -3,47 +3,10 @@
 // same.
 #include "reduce.h"
 
+#include "../device_cuda.cuh"
 #include "column_sum.cuh"
-#include "reduce.cuh"
 #include "scratch_cuda.cuh"
 #include "vec.cuh"
-
-// --- partial sums of rows ---
-
-enum {
-    PARTIAL_WARPS = 32   // of add_partial_rows: each adds every 32nd partial row
-};
-
-/*
-A block owns 32 columns, one a lane; its warps share the partial rows, then warp 0 adds the warps.
-  bytes    4 per partial sum
-  limiter  latency: the partial sums are few; measured: see dev/SPEED.md
-*/
-__global__ static void __launch_bounds__(PARTIAL_WARPS *WARP)
-    add_partial_rows_kernel(float *dst, PartialRows partials, int64_t cols) {
-    __shared__ float sums[PARTIAL_WARPS][WARP];
-    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    int64_t c = (int64_t)blockIdx.x * WARP + lane;
-    float sum = 0.0f;
-    if (c < cols) {
-        for (int64_t p = warp; p < partials.num; p += PARTIAL_WARPS) {
-            sum += partials.data[p * partials.stride + c];
-        }
-    }
-    sums[warp][lane] = sum;
-    __syncthreads();
-    if (warp > 0 || c >= cols) return;
-    float total = 0.0f;
-    for (int i = 0; i < PARTIAL_WARPS; i++) total += sums[i][lane];
-    dst[c] += total;
-}
-
-void add_partial_rows(Device *d, float *dst, PartialRows partials, int64_t cols) {
-    unsigned blocks = (unsigned)ceil_div(cols, WARP);
-    add_partial_rows_kernel<<<blocks, PARTIAL_WARPS * WARP, 0, device_cuda_stream(d)>>>(
-        dst, partials, cols);
-    CUDA_CHECK_LAUNCH();
-}
 
 // --- column sums ---
 

@@ -5,6 +5,7 @@ rmsnorm -- CPU reference of rmsnorm.h.
 
 #include <math.h>
 
+#include "activation.h"
 #include "row_io.h"
 #include "scratch_cpu.h"
 
@@ -48,6 +49,12 @@ void rmsnorm_forward_cpu(Device *d, Tensor out, NormStats stats, Tensor x, Tenso
             rstds[n] = rstd;
         }
     }
+}
+
+void rmsnorm_residual_forward_cpu(Device *d, Tensor out, NormStats stats, Residual r, Tensor w,
+                                  Tensor b, float eps) {
+    residual_forward_cpu(d, r.sum, r.x, r.branch);
+    rmsnorm_forward_cpu(d, out, stats, r.sum, w, b, eps);
 }
 
 /* One row of the backward pass: dx_row and dw are added to; all (C). */

@@ -1,5 +1,5 @@
 // vec -- what memory-bound kernels share: eight values at a time through 16-byte accesses, and sums
-// and maxima over warps, row groups and blocks in a fixed order. Device helpers only; no kernel. A
+// and maxima over warps, sums over blocks, in a fixed order. Device helpers only; no kernel. A
 // host compiler can take this file too, after test/fibres.h, which defines CUDA's keywords and
 // those of its functions that are used here.
 #pragma once
@@ -174,38 +174,16 @@ static __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-/* Rows shared out to warps: `warps` of them work on one row, `rows` rows are in one block. */
-typedef struct {
-    int warps, rows;
-} RowGroups;
-
-/* Sum over the warps of this thread's row. shared: one float a warp of the block. All threads of
-   the block must call it, those of absent rows too. */
-static __device__ __forceinline__ float row_sum(float x, RowGroups groups, float *shared) {
-    x = warp_sum(x);
-    if (groups.warps == 1) return x;
-    int warp = threadIdx.x / WARP, first = warp - warp % groups.warps;
-    if (threadIdx.x % WARP == 0) shared[warp] = x;
-    __syncthreads();
-    float total = 0.0f;
-    for (int i = 0; i < groups.warps; i++) total += shared[first + i];
-    __syncthreads();   // before the next sum overwrites them
-    return total;
-}
-
+/* Sum over the block. shared: one float a warp. */
 static __device__ __forceinline__ float block_sum(float x, float *shared) {
-    RowGroups one = {(int)blockDim.x / WARP, 1};
-    return row_sum(x, one, shared);
-}
-
-static __device__ __forceinline__ float block_max(float x, float *shared) {
-    x = warp_max(x);
+    x = warp_sum(x);
     int num_warps = (int)blockDim.x / WARP;
     if (threadIdx.x % WARP == 0) shared[threadIdx.x / WARP] = x;
     __syncthreads();
-    for (int i = 0; i < num_warps; i++) x = fmaxf(x, shared[i]);
-    __syncthreads();   // before the next reduction overwrites them
-    return x;
+    float total = 0.0f;
+    for (int i = 0; i < num_warps; i++) total += shared[i];
+    __syncthreads();   // before the next sum overwrites them
+    return total;
 }
 
 // --- launches ---
