@@ -1,8 +1,9 @@
-// bench_ops_cuda -- time of each CUDA op at the sizes of GPT-2 124M, beside what the machine can
-// do: GB/s in percent of a measured copy for ops that memory limits, TFLOP/s in percent of the
-// device's dense BF16 peak for products. Not a test: it checks nothing.
-//   build/cuda/dev/bench_ops_cuda [tokens [word]]
-// 65536 tokens take about 20 GiB; a word picks the ops whose name contains it.
+// bench_ops_cuda -- time of each CUDA op at the sizes of GPT-2 124M, and of some at those of larger
+// models, beside what the machine can do: GB/s in percent of a measured copy for ops that memory
+// limits, TFLOP/s in percent of the device's dense BF16 peak for products. Not a test: it checks
+// nothing.
+//   build/cuda/dev/bench_ops_cuda [tokens [word]...]
+// 65536 tokens take about 20 GiB; words pick the ops whose name contains one of them.
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -30,7 +31,7 @@ static int64_t N;   // tokens
 static AttentionDims dims;
 static Tensor x, y, z, wide, wide2, gated, gated2, qkv, dqkv, lse, w, b, logits, losses, tokens;
 static Tensor table, positions, dtable, dpositions, dw, db, dwide, rope_table, weight, dweight;
-static Tensor wide_bias, scalars;
+static Tensor wide_bias, scalars, zeros;
 static NormStats stats;
 static AdamWTensors adamw;
 static StepState *state;
@@ -79,6 +80,8 @@ static void make_tensors(void) {
     logits = random_tensor(DT_BF16, N, PADDED_VOCAB);
     losses = random_tensor(DT_F32, N, 1);
     tokens = random_tensor(DT_I32, dims.B, T);
+    zeros = random_tensor(DT_I32, N, 1);
+    device->zero(device, zeros.data, tensor_bytes(zeros));
     table = random_tensor(DT_BF16, PADDED_VOCAB, C);
     positions = random_tensor(DT_BF16, T, C);
     dtable = random_tensor(DT_F32, PADDED_VOCAB, C);
@@ -247,7 +250,72 @@ static void quantize_wide_codes(void) { quantize(wide, FORM_PACKED, ROUND_NEARES
 static void quantize_wide_values_sr(void) { quantize(wide, FORM_VALUES, ROUND_STOCHASTIC); }
 static void quantize_wide_codes_sr(void) { quantize(wide, FORM_PACKED, ROUND_STOCHASTIC); }
 
-static double time_ms(void (*run)(void)) {
+// --- what is timed at other sizes ---
+
+/* Rows and columns of the tensor that an op writes, or of the one that it sums. */
+typedef struct {
+    int64_t rows, cols;
+} Size;
+
+/* A part of a tensor, each time the next one: nothing is left in the L2 from the call before. */
+static Tensor next_part(Tensor of, int64_t rows, int64_t cols) {
+    static int64_t turn;
+    int64_t parts = tensor_count(of) / (rows * cols);
+    CHECK(parts > 0, "(%lld,%lld) does not fit", (long long)rows, (long long)cols);
+    char *data = (char *)of.data + dtype_bytes(of.dtype, turn++ % parts * rows * cols);
+    return tensor_view(data, of.dtype, rows, cols);
+}
+static void cross_entropy_of(Size s) {
+    Tensor targets = tensor_rows(zeros, 0, s.rows);
+    int vocab = (int)s.cols - 47;   // GPT-2's padding
+    ops_cuda.cross_entropy(device, tensor_rows(losses, 0, s.rows),
+                           next_part(logits, s.rows, s.cols), targets, vocab, 1e-5f);
+}
+template <ActKind KIND> static void activation_forward_of(Size s) {
+    Tensor in = next_part(gated, s.rows, s.cols * act_info[KIND].inputs_per_output);
+    ops_cuda.activation_forward(device, next_part(wide2, s.rows, s.cols), in, KIND);
+}
+template <ActKind KIND> static void activation_backward_of(Size s) {
+    int64_t inputs = s.cols * act_info[KIND].inputs_per_output;
+    ops_cuda.activation_backward(device, next_part(gated2, s.rows, inputs),
+                                 next_part(wide2, s.rows, s.cols), next_part(gated, s.rows, inputs),
+                                 KIND);
+}
+static void column_sum_of(Size s) {
+    Tensor sums = tensor_view(dtable.data, DT_F32, 1, s.cols);
+    ops_cuda.column_sum(device, sums, next_part(gated, s.rows, s.cols));
+}
+
+static const struct {
+    const char *name;
+    void (*run)(Size);
+    Size size;
+    int bytes;   // per element of that size
+} sized[] = {
+    {"cross_entropy", cross_entropy_of, {65536, 50304}, 4},
+    {"cross_entropy", cross_entropy_of, {16384, 50304}, 4},
+    {"cross_entropy", cross_entropy_of, {16384, 32768}, 4},
+    {"cross_entropy", cross_entropy_of, {16384, 131072}, 4},
+    {"gelu_forward", activation_forward_of<ACT_GELU>, {65536, 3072}, 4},
+    {"gelu_forward", activation_forward_of<ACT_GELU>, {16384, 6400}, 4},
+    {"gelu_backward", activation_backward_of<ACT_GELU>, {65536, 3072}, 6},
+    {"gelu_backward", activation_backward_of<ACT_GELU>, {16384, 6400}, 6},
+    {"swiglu_forward", activation_forward_of<ACT_SWIGLU>, {16384, 5632}, 6},
+    {"swiglu_backward", activation_backward_of<ACT_SWIGLU>, {16384, 5632}, 10},
+    {"relu2_forward", activation_forward_of<ACT_RELU2>, {16384, 5632}, 4},
+    {"relu2_backward", activation_backward_of<ACT_RELU2>, {16384, 5632}, 6},
+    {"column_sum", column_sum_of, {65536, 768}, 2},
+    {"column_sum", column_sum_of, {65536, 2304}, 2},
+    {"column_sum", column_sum_of, {65536, 3072}, 2},
+    {"column_sum", column_sum_of, {16384, 1600}, 2},
+    {"column_sum", column_sum_of, {16384, 4800}, 2},
+    {"column_sum", column_sum_of, {16384, 6400}, 2},
+};
+
+// --- timing ---
+
+/* Mean of one run of many, after a few that warm up. */
+template <typename Run> static double time_ms(Run run) {
     for (int i = 0; i < WARM_UP; i++) run();
     device->synchronize(device);
     double begin = now_ms();
@@ -263,19 +331,38 @@ typedef struct {
     double flops;
 } Bench;
 
+static void print_bandwidth(const char *name, double ms, double bytes, double copy_gb_s) {
+    double gb_s = bytes / ms * 1e-6;
+    printf("%-28s %9.4f ms  %7.1f GB/s     %5.1f %% of copy\n", name, ms, gb_s,
+           100.0 * gb_s / copy_gb_s);
+}
+
 static void print_bench(Bench bench, double copy_gb_s) {
     double ms = time_ms(bench.run);
-    printf("%-28s %9.4f ms", bench.name, ms);
     if (bench.bytes > 0) {
-        double gb_s = bench.bytes / ms * 1e-6;
-        printf("  %7.1f GB/s     %5.1f %% of copy", gb_s, 100.0 * gb_s / copy_gb_s);
+        print_bandwidth(bench.name, ms, bench.bytes, copy_gb_s);
     } else {
         double tflops = bench.flops / ms * 1e-9, peak = device->peak_bf16_flops * 1e-12;
-        printf("  %7.1f TFLOP/s  ", tflops);
-        if (peak > 0) printf("%5.1f %% of peak", 100.0 * tflops / peak);
-        else printf("  n/a of peak");
+        printf("%-28s %9.4f ms  %7.1f TFLOP/s  ", bench.name, ms, tflops);
+        if (peak > 0) printf("%5.1f %% of peak\n", 100.0 * tflops / peak);
+        else printf("  n/a of peak\n");
     }
-    printf("\n");
+}
+
+static void print_sized(int i, double copy_gb_s) {
+    char name[64];
+    Size size = sized[i].size;
+    snprintf(name, sizeof(name), "%s %lldx%lld", sized[i].name, (long long)size.rows,
+             (long long)size.cols);
+    double ms = time_ms([=] { sized[i].run(size); });
+    print_bandwidth(name, ms, (double)size.rows * (double)size.cols * sized[i].bytes, copy_gb_s);
+}
+
+/* Whether a name contains one of the words, or there are none. */
+static bool is_wanted(const char *name, int num_words, char **words) {
+    bool found = num_words <= 0;
+    for (int i = 0; i < num_words; i++) found |= strstr(name, words[i]) != NULL;
+    return found;
 }
 
 int main(int argc, char **argv) {
@@ -326,9 +413,12 @@ int main(int argc, char **argv) {
     double copy_gb_s = 2.0 * (double)tensor_bytes(gated) / time_ms(copy) * 1e-6;
     printf("%s, N = %lld, C = %d, F = %d, V = %d; mean of %d; device copy %.1f GB/s\n",
            device->name, (long long)N, C, F, PADDED_VOCAB, REPEATS, copy_gb_s);
-    const char *word = argc > 2 ? argv[2] : "";
     for (int i = 0; i < ARRAY_LEN(benches); i++)
-        if (strstr(benches[i].name, word)) print_bench(benches[i], copy_gb_s);
+        if (is_wanted(benches[i].name, argc - 2, argv + 2)) print_bench(benches[i], copy_gb_s);
+    for (int i = 0; i < ARRAY_LEN(sized); i++) {
+        if (sized[i].size.rows <= N && is_wanted(sized[i].name, argc - 2, argv + 2))
+            print_sized(i, copy_gb_s);
+    }
     device->close(device);
     return 0;
 }

@@ -1,6 +1,7 @@
-// approx -- the multiprocessor's own exp2 and reciprocal, one instruction each where exact ones take
-// ten and more: to about 2^-22, for results that are rounded to bf16 or summed by the thousand. A
-// host compiler can take this file too. Source: PTX ISA 9.0, "ex2.approx.ftz", "rcp.approx.ftz".
+// approx -- the multiprocessor's own exp2 and reciprocal, one instruction each where exact ones
+// take ten and more: to about 2^-22, for results that are rounded to bf16 or summed by the
+// thousand. A host compiler can take this file too. Source: PTX ISA 9.0, "ex2.approx.ftz" and
+// "rcp.approx.ftz".
 #pragma once
 #include <math.h>
 

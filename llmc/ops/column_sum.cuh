@@ -13,8 +13,8 @@ enum {
     COLUMN_MAX_SPANS = 4096
 };
 
-// A block adds the rows of one span of 128 columns from its first on, every so many; the blocks of a
-// span are its splits.
+// A block adds the rows of one span of 128 columns from its first on, every so many; the blocks of
+// a span are its splits.
 typedef struct {
     float *db;         // (cols), what the sums are added to
     float *partials;   // (splits, spans * COLUMN_SPAN)
