@@ -1,5 +1,5 @@
-// test_quantize_fp8_cuda -- operands with one scale for a tensor, made by the GPU, against the CPU's
-// bit for bit: both forms, every pair of formats, one operand and both, ragged and whole shapes,
+// test_quantize_fp8_cuda -- operands with one scale for a tensor, by the GPU, against the CPU's bit
+// for bit: both forms, every pair of formats, one operand and both, ragged and whole shapes,
 // every bf16 number, what is not finite, and beside NVFP4. Ends with the speed beside that of a
 // copy.
 #include "../llmc/device_cuda.cuh"
