@@ -486,7 +486,7 @@ static void open_records(Run *r) {
     options.git_hash = version_git_hash();
     options.build = version_build();
     options.device = r->device->name;
-    options.backend = r->model.quantized ? backend_name(r->model.engine.fp4, r->device) : "plain";
+    options.backend = backend_run_name(&r->model);
     options.precision = r->precision_tag;
     options.world_size = r->comm->size;
     options.print_every = (int)c->log.every;
