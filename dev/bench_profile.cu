@@ -81,6 +81,8 @@ static void note(Call *c, Tensor t) {
 
 static void note(Call *c, NormStats stats) { note(c, stats.mean), note(c, stats.rstd); }
 
+static void note(Call *c, Residual r) { note(c, r.sum), note(c, r.x), note(c, r.branch); }
+
 static void note(Call *c, AdamWTensors t) {
     for (Tensor tensor : {t.value, t.master, t.m, t.v, t.grad}) note(c, tensor);
 }
@@ -242,6 +244,7 @@ static void wrap(void (*&op)(Device *, Args...), const char *name) {
 #define WRAP(table, field) wrap<__COUNTER__>((table)->field, #field)
 #define WRAP_NORM(table, kind, text)                                                               \
     wrap<__COUNTER__>((table)->norm[kind].forward, text "_forward");                               \
+    wrap<__COUNTER__>((table)->norm[kind].residual_forward, text "_residual_forward");             \
     wrap<__COUNTER__>((table)->norm[kind].backward, text "_backward")
 
 static void wrap_ops(Ops *ops) {

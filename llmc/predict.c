@@ -24,7 +24,7 @@ enum {
     QUANTISE_READ = 2,
     NORM_FORWARD = 4,
     NORM_BACKWARD = 8,
-    RESIDUAL = 6,
+    NORM_RESIDUAL = 8,
     COLUMN_SUM = 2,
     ROPE = 4,   // of q and k, each way
     ACT_INPUT = 2 + 4,
@@ -273,8 +273,7 @@ static void count_block(Count *n, const Block *b) {
     count_linear(n, &b->in);
     cores[i].count(n, b);
     count_linear(n, &b->out);
-    add_tokens(n, TERM_ELEMENTWISE, NORM_FORWARD * dim);
-    add_tokens(n, TERM_ELEMENTWISE, RESIDUAL * dim);
+    add_tokens(n, TERM_ELEMENTWISE, NORM_RESIDUAL * dim);   // with the norm of what comes next
     add_tokens(n, TERM_ELEMENTWISE, NORM_BACKWARD * dim);
 }
 

@@ -95,11 +95,13 @@ CASE(embedding) {
 static const Shape norm_shapes[] = {
     {1, 8},        // one vector
     {3, 30},       // columns no multiple of a vector: value by value; rows no multiple of a block's
-    {37, 768},     // lanes that hold fewer vectors than others
-    {70, 1032},    // two warps a row, the second nearly empty
-    {5, 4096},     // one row a block
-    {33, 8192},    // the widest row; two partial sums, the second of one row
-    {1000, 384},   // many partial sums
+    {37, 768},     // three vectors a thread; two partial sums, the second of five rows
+    {1000, 384},   // lanes that hold fewer vectors than others; many partial sums
+    {70, 1032},    // two warps a row, the second nearly empty; four vectors a thread
+    {5, 4096},     // four warps a row
+    {33, 8192},    // the widest row, a block's
+    {300, 4090},   // wide rows value by value
+    {40000, 8},    // a thread has more rows than are under way to it, whichever GPU
 };
 
 static const float norm_eps = 1e-5f;
@@ -120,6 +122,32 @@ static void norm_backward(const Ops *ops, Device *d, const Tensor *t, const void
     ops->norm[kind].backward(d, t[6], t[7], centred ? t[8] : no_tensor, t[9], t[1], t[2], stats);
 }
 
+enum { NORM_SUM = 6, NORM_BRANCH, NORM_PARTS };   // arguments after those of a norm
+
+/* The norm of a residual, which on each device has the bits of the two ops one after the other. */
+static void norm_residual(const Ops *ops, Device *d, const Tensor *t, const void *how) {
+    NormKind kind = *(const NormKind *)how;
+    int centred = kind == NORM_LAYERNORM;
+    NormStats stats = {centred ? t[4] : no_tensor, t[3]};
+    Residual r = {t[NORM_SUM], t[1], t[NORM_BRANCH]};
+    ops->norm[kind].residual_forward(d, t[0], stats, r, t[2], centred ? t[5] : no_tensor, norm_eps);
+    Tensor parts[4] = {t[NORM_PARTS], t[NORM_PARTS + 1], t[NORM_PARTS + 2], t[NORM_PARTS + 3]};
+    stats = {centred ? parts[3] : no_tensor, parts[2]};
+    ops->residual_forward(d, parts[0], t[1], t[NORM_BRANCH]);
+    ops->norm[kind].forward(d, parts[1], stats, parts[0], t[2], centred ? t[5] : no_tensor,
+                            norm_eps);
+    const Tensor whole[4] = {r.sum, t[0], t[3], t[4]};
+    for (int i = 0; i < 3 + centred; i++) {
+        size_t bytes = tensor_bytes(whole[i]);
+        void *got = xmalloc(bytes), *want = xmalloc(bytes);
+        d->download(d, got, whole[i].data, bytes);
+        d->download(d, want, parts[i].data, bytes);
+        EXPECT_BITS(got, want, bytes, "part %d on %s, %lld columns", i, ops->name,
+                    (long long)t[1].cols);
+        free(got), free(want);
+    }
+}
+
 static void add_norm_args(OpTest *t, NormKind kind, Shape s) {
     int64_t N = s.rows, C = s.cols;
     // h * w and b may cancel: f32 keeps terms of up to about 16 to 2^-22 of that.
@@ -134,6 +162,24 @@ static void add_norm_args(OpTest *t, NormKind kind, Shape s) {
     } else {
         add_in(t, "unused mean", DT_F32, N, 1);
         add_in(t, "unused b", DT_BF16, 1, C);
+    }
+}
+
+static void compare_norm_residual(NormKind kind) {
+    FOR_SHAPES_AND_SEEDS(norm_shapes) {
+        Shape shape = norm_shapes[s];
+        int64_t N = shape.rows, C = shape.cols;
+        Tolerance mean_close = kind == NORM_LAYERNORM ? within_ulps(0, 1e-6) : same_bits;
+        OpTest t = op_test(limits_of(N, C, 16), seed);
+        add_norm_args(&t, kind, shape);
+        add_out(&t, "sum", DT_BF16, N, C, same_bits);
+        add_in(&t, "branch", DT_BF16, N, C);
+        add_out(&t, "sum of the parts", DT_BF16, N, C, same_bits);
+        add_out(&t, "out of the parts", DT_BF16, N, C, within_ulps(1, 4e-6));
+        add_out(&t, "rstd of the parts", DT_F32, N, 1, f32_close);
+        add_out(&t, "mean of the parts", DT_F32, N, 1, mean_close);
+        compare_op(&t, norm_residual, &kind, describe(shape, seed));
+        op_test_end(&t);
     }
 }
 
@@ -158,6 +204,8 @@ static void compare_norm(NormKind kind) {
 
 CASE(layernorm) { compare_norm(NORM_LAYERNORM); }
 CASE(rmsnorm) { compare_norm(NORM_RMSNORM); }
+CASE(layernorm_of_a_residual) { compare_norm_residual(NORM_LAYERNORM); }
+CASE(rmsnorm_of_a_residual) { compare_norm_residual(NORM_RMSNORM); }
 
 // --- rope ---
 
@@ -299,7 +347,7 @@ CASE(relu2) { compare_activation(ACT_RELU2); }
 static void residual(const Ops *ops, Device *d, const Tensor *t, const void *how) {
     (void)how;
     ops->residual_forward(d, t[0], t[1], t[2]);
-    ops->residual_forward(d, t[1], t[1], t[2]);   // in place, as blocks call it
+    ops->residual_forward(d, t[1], t[1], t[2]);   // in place
 }
 
 CASE(residual) {

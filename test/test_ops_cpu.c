@@ -108,6 +108,36 @@ CASE(norms_match_double) {
     }
 }
 
+/* The rounded sum is what is normalised. */
+CASE(norm_of_a_residual_has_the_bits_of_its_parts) {
+    for (int at = 0; at < ARRAY_LEN(FLOATS) * NUM_NORMS; at++) {
+        DType dtype = FLOATS[at / NUM_NORMS];
+        int64_t N = 37, C = 48;
+        const NormOp *op = &ops_cpu.norm[at % NUM_NORMS];
+        Device *d = case_device(limits_of(N, C));
+        Tensor x = random_tensor(dtype, N, C), branch = random_tensor(dtype, N, C);
+        Tensor w = random_tensor(dtype, 1, C), b = random_tensor(dtype, 1, C);
+        Tensor sum[2], out[2];
+        NormStats stats[2];
+        for (int i = 0; i < 2; i++) {
+            sum[i] = new_tensor(dtype, N, C);
+            out[i] = new_tensor(dtype, N, C);
+            stats[i].mean = new_tensor(DT_F32, N, 1);
+            stats[i].rstd = new_tensor(DT_F32, N, 1);
+        }
+        if (at % NUM_NORMS == NORM_RMSNORM) b = NO_TENSOR;
+        op->residual_forward(d, out[0], stats[0], (Residual){sum[0], x, branch}, w, b, 1e-5f);
+        ops_cpu.residual_forward(d, sum[1], x, branch);
+        op->forward(d, out[1], stats[1], sum[1], w, b, 1e-5f);
+        EXPECT_BITS(sum[0].data, sum[1].data, tensor_bytes(sum[0]), "sum");
+        EXPECT_BITS(out[0].data, out[1].data, tensor_bytes(out[0]), "out");
+        EXPECT_BITS(stats[0].rstd.data, stats[1].rstd.data, N * 4, "rstd");
+        if (at % NUM_NORMS == NORM_LAYERNORM)
+            EXPECT_BITS(stats[0].mean.data, stats[1].mean.data, N * 4, "mean");
+        case_free();
+    }
+}
+
 CASE(norm_stats_are_mean_and_rstd) {
     Device *d = case_device(limits_of(1, 4));
     Tensor x = new_tensor(DT_F32, 1, 4), w = new_tensor(DT_F32, 1, 4),

@@ -1,11 +1,11 @@
 // norm -- the kernels behind layernorm.cu and rmsnorm.cu, and the choice of their instance: one
 // template, because rmsnorm is layernorm without the mean and the shift. CENTERED 1: layernorm, 0:
-// rmsnorm. What they compute is in layernorm.h and rmsnorm.h; not an op of its own, and the launches
-// are in norm_launch.cuh. A host compiler can take this file too, see vec.cuh.
+// rmsnorm. What they compute is in layernorm.h and rmsnorm.h; not an op of its own, and launched by
+// norm_launch.cuh. A host compiler can take this file too, see vec.cuh.
 //
 // A row is shared by a group of warps, as few as hold it (one up to 1024 columns); a block has as
-// many rows at a time as it has groups. While a group works on a row, its next rows are on their way
-// to shared memory: neither registers nor the number of warps bound the bytes in flight.
+// many rows at a time as it has groups. While a group works on a row, its next rows are on their
+// way to shared memory: neither registers nor the number of warps bound the bytes in flight.
 #pragma once
 #include "copy_async.cuh"
 #include "norm.h"
@@ -153,8 +153,8 @@ static __device__ __forceinline__ void group_barrier(int group, int threads) {
 #endif
 }
 
-/* Sums over the threads of a row go through two sets of slots in turn: with one barrier a sum, a fast
-   warp may write its next sum while a slow one still reads this. */
+/* Sums over the threads of a row go through two sets of slots in turn: with one barrier a sum, a
+   fast warp may write its next sum while a slow one still reads this. */
 typedef struct {
     float (*slots)[NORM_WARPS];   // two sets for each of COUNT sums
     int turn;                     // 0, 1

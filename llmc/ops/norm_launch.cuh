@@ -1,5 +1,5 @@
-// norm_launch -- launches of the kernels in norm.cuh from the tensors of an op, for layernorm.cu and
-// rmsnorm.cu.
+// norm_launch -- launches of the kernels in norm.cuh from the tensors of an op, for layernorm.cu
+// and rmsnorm.cu.
 #pragma once
 #include "../device_cuda.cuh"
 #include "norm.cuh"
