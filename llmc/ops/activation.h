@@ -12,7 +12,7 @@ activation -- the nonlinearity of an MLP, and the residual addition.
   errors    aborts on a shape or dtype mismatch (activation_check)
   source    Hendrycks & Gimpel 2016, arXiv:1606.08415 (gelu); So et al. 2021, arXiv:2109.08668
             (relu2); Shazeer 2020, arXiv:2002.05202 (swiglu)
-  tests     test_ops.c activation, residual
+  tests     test_ops.cu gelu, swiglu, relu2, residual; test_row_ops_sim.cpp activations
 */
 #ifndef LLMC_OPS_ACTIVATION_H
 #define LLMC_OPS_ACTIVATION_H

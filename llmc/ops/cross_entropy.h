@@ -9,7 +9,7 @@ cross_entropy -- fused classifier: loss of the logits and, in the same place, th
             the mean; dloss 0: evaluation, logits are left alone
   numerics  sums in f32, fixed order; padded columns take no part
   errors    aborts on a shape or dtype mismatch (cross_entropy_check); targets must be in [0, V)
-  tests     test_ops.c cross_entropy
+  tests     test_ops.cu, test_row_ops_sim.cpp cross_entropy
 */
 #ifndef LLMC_OPS_CROSS_ENTROPY_H
 #define LLMC_OPS_CROSS_ENTROPY_H

@@ -9,7 +9,7 @@ reduce -- sums in a fixed order.
   numerics  deterministic: the order depends only on the shape
   errors    aborts on a shape or dtype mismatch
   scratch   partial sums, see OpLimits
-  tests     test_ops.c reduce
+  tests     test_ops.cu, test_row_ops_sim.cpp column_sum; test_ops.cu sum_and_global_norm
 */
 #ifndef LLMC_OPS_REDUCE_H
 #define LLMC_OPS_REDUCE_H
