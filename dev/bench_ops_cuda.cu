@@ -281,6 +281,31 @@ template <ActKind KIND> static void activation_backward_of(Size s) {
                                  next_part(wide2, s.rows, s.cols), next_part(gated, s.rows, inputs),
                                  KIND);
 }
+static NormStats norm_stats(Size s) {
+    return {tensor_rows(stats.mean, 0, s.rows), tensor_rows(stats.rstd, 0, s.rows)};
+}
+template <NormKind KIND> static Tensor norm_shift(Size s) {
+    return KIND == NORM_LAYERNORM ? next_part(weight, 1, s.cols) : no_tensor;
+}
+template <NormKind KIND> static void norm_forward_of(Size s) {
+    Tensor out = next_part(gated2, s.rows, s.cols), in = next_part(gated, s.rows, s.cols);
+    ops_cuda.norm[KIND].forward(device, out, norm_stats(s), in, next_part(weight, 1, s.cols),
+                                norm_shift<KIND>(s), 1e-5f);
+}
+template <NormKind KIND> static void norm_residual_of(Size s) {
+    Tensor out = next_part(gated2, s.rows, s.cols), sum = next_part(wide2, s.rows, s.cols);
+    Residual r = {sum, next_part(gated, s.rows, s.cols), next_part(wide, s.rows, s.cols)};
+    ops_cuda.norm[KIND].residual_forward(device, out, norm_stats(s), r,
+                                         next_part(weight, 1, s.cols), norm_shift<KIND>(s), 1e-5f);
+}
+template <NormKind KIND> static void norm_backward_of(Size s) {
+    Tensor dx = next_part(gated2, s.rows, s.cols), dout = next_part(wide, s.rows, s.cols);
+    Tensor dscale = tensor_view(dtable.data, DT_F32, 1, s.cols);
+    Tensor dshift = tensor_view((float *)dtable.data + s.cols, DT_F32, 1, s.cols);
+    ops_cuda.norm[KIND].backward(device, dx, dscale, KIND == NORM_LAYERNORM ? dshift : no_tensor,
+                                 dout, next_part(gated, s.rows, s.cols),
+                                 next_part(weight, 1, s.cols), norm_stats(s));
+}
 static void column_sum_of(Size s) {
     Tensor sums = tensor_view(dtable.data, DT_F32, 1, s.cols);
     ops_cuda.column_sum(device, sums, next_part(gated, s.rows, s.cols));
@@ -304,6 +329,36 @@ static const struct {
     {"swiglu_backward", activation_backward_of<ACT_SWIGLU>, {16384, 5632}, 10},
     {"relu2_forward", activation_forward_of<ACT_RELU2>, {16384, 5632}, 4},
     {"relu2_backward", activation_backward_of<ACT_RELU2>, {16384, 5632}, 6},
+    {"layernorm_forward", norm_forward_of<NORM_LAYERNORM>, {65536, 768}, 4},
+    {"layernorm_forward", norm_forward_of<NORM_LAYERNORM>, {32768, 1024}, 4},
+    {"layernorm_forward", norm_forward_of<NORM_LAYERNORM>, {16384, 1600}, 4},
+    {"layernorm_forward", norm_forward_of<NORM_LAYERNORM>, {16384, 2048}, 4},
+    {"layernorm_forward", norm_forward_of<NORM_LAYERNORM>, {8192, 4096}, 4},
+    {"layernorm_residual", norm_residual_of<NORM_LAYERNORM>, {65536, 768}, 8},
+    {"layernorm_residual", norm_residual_of<NORM_LAYERNORM>, {32768, 1024}, 8},
+    {"layernorm_residual", norm_residual_of<NORM_LAYERNORM>, {16384, 1600}, 8},
+    {"layernorm_residual", norm_residual_of<NORM_LAYERNORM>, {16384, 2048}, 8},
+    {"layernorm_residual", norm_residual_of<NORM_LAYERNORM>, {8192, 4096}, 8},
+    {"layernorm_backward", norm_backward_of<NORM_LAYERNORM>, {65536, 768}, 8},
+    {"layernorm_backward", norm_backward_of<NORM_LAYERNORM>, {32768, 1024}, 8},
+    {"layernorm_backward", norm_backward_of<NORM_LAYERNORM>, {16384, 1600}, 8},
+    {"layernorm_backward", norm_backward_of<NORM_LAYERNORM>, {16384, 2048}, 8},
+    {"layernorm_backward", norm_backward_of<NORM_LAYERNORM>, {8192, 4096}, 8},
+    {"rmsnorm_forward", norm_forward_of<NORM_RMSNORM>, {65536, 768}, 4},
+    {"rmsnorm_forward", norm_forward_of<NORM_RMSNORM>, {32768, 1024}, 4},
+    {"rmsnorm_forward", norm_forward_of<NORM_RMSNORM>, {16384, 1600}, 4},
+    {"rmsnorm_forward", norm_forward_of<NORM_RMSNORM>, {16384, 2048}, 4},
+    {"rmsnorm_forward", norm_forward_of<NORM_RMSNORM>, {8192, 4096}, 4},
+    {"rmsnorm_residual", norm_residual_of<NORM_RMSNORM>, {65536, 768}, 8},
+    {"rmsnorm_residual", norm_residual_of<NORM_RMSNORM>, {32768, 1024}, 8},
+    {"rmsnorm_residual", norm_residual_of<NORM_RMSNORM>, {16384, 1600}, 8},
+    {"rmsnorm_residual", norm_residual_of<NORM_RMSNORM>, {16384, 2048}, 8},
+    {"rmsnorm_residual", norm_residual_of<NORM_RMSNORM>, {8192, 4096}, 8},
+    {"rmsnorm_backward", norm_backward_of<NORM_RMSNORM>, {65536, 768}, 8},
+    {"rmsnorm_backward", norm_backward_of<NORM_RMSNORM>, {32768, 1024}, 8},
+    {"rmsnorm_backward", norm_backward_of<NORM_RMSNORM>, {16384, 1600}, 8},
+    {"rmsnorm_backward", norm_backward_of<NORM_RMSNORM>, {16384, 2048}, 8},
+    {"rmsnorm_backward", norm_backward_of<NORM_RMSNORM>, {8192, 4096}, 8},
     {"column_sum", column_sum_of, {65536, 768}, 2},
     {"column_sum", column_sum_of, {65536, 2304}, 2},
     {"column_sum", column_sum_of, {65536, 3072}, 2},
