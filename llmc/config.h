@@ -80,7 +80,7 @@ typedef struct {
     } precision;
     DeviceChoice device;
     int threads;                      // CPU threads, 0: all
-    struct { int lmhead_chunks, deterministic; } memory;
+    struct { int lmhead_chunks, deterministic, cuda_graphs; } memory;
     struct { int64_t every, tokens; int micro; } eval;
     // dir "": log.dir/ckpt
     struct { char dir[1024], resume[1024]; int64_t every, keep, major_every; } ckpt;

@@ -142,6 +142,8 @@ const ConfigKey config_keys[] = {
     {KEY(BOOL, memory.deterministic), "true", 0, 1,
      "two runs give the same bits; false lets attention's backward pass on a GPU sum in any order",
      NULL},
+    {KEY(BOOL, memory.cuda_graphs), "true", 0, 1,
+     "replay each micro-step as one CUDA graph: less work for the host, the same bits", NULL},
 
     {KEY(INT64, eval.every), "250", 0, MAX_COUNT,
      "steps between validations; 0: only at the end", "llm.c -v, nanoGPT eval_interval"},

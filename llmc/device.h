@@ -15,6 +15,7 @@ extern "C" {
 
 typedef enum { DEVICE_CPU, DEVICE_CUDA } DeviceKind;
 
+typedef struct DeviceRecording DeviceRecording;
 typedef struct Device Device;
 struct Device {
     DeviceKind kind;
@@ -41,6 +42,12 @@ struct Device {
     void (*zero)(Device *, void *dst, size_t bytes);
     void (*synchronize)(Device *);
     void (*memory)(Device *, size_t *free_bytes, size_t *total_bytes);
+    // Work within the device, issued from record_begin to record_end, is kept instead of done, and
+    // then done by each replay, with the same addresses and arguments. NULL on a CPU.
+    void (*record_begin)(Device *);
+    DeviceRecording *(*record_end)(Device *);
+    void (*replay)(Device *, DeviceRecording *);
+    void (*forget)(Device *, DeviceRecording *);
     void (*close)(Device *);
 };
 

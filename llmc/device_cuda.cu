@@ -108,6 +108,29 @@ static void cuda_memory(Device *d, size_t *free_bytes, size_t *total_bytes) {
     CUDA_CHECK(cudaMemGetInfo(free_bytes, total_bytes));
 }
 
+// Recordings are CUDA graphs. Thread-local: another thread's calls, such as NCCL's, do not end them.
+static void cuda_record_begin(Device *d) {
+    CUDA_CHECK(cudaStreamBeginCapture(device_cuda_stream(d), cudaStreamCaptureModeThreadLocal));
+}
+
+static DeviceRecording *cuda_record_end(Device *d) {
+    cudaGraph_t graph;
+    cudaGraphExec_t recording;
+    CUDA_CHECK(cudaStreamEndCapture(device_cuda_stream(d), &graph));
+    CUDA_CHECK(cudaGraphInstantiate(&recording, graph, 0));
+    CUDA_CHECK(cudaGraphDestroy(graph));
+    return (DeviceRecording *)recording;
+}
+
+static void cuda_replay(Device *d, DeviceRecording *recording) {
+    CUDA_CHECK(cudaGraphLaunch((cudaGraphExec_t)recording, device_cuda_stream(d)));
+}
+
+static void cuda_forget(Device *d, DeviceRecording *recording) {
+    cuda_synchronize(d);
+    CUDA_CHECK(cudaGraphExecDestroy((cudaGraphExec_t)recording));
+}
+
 static void cuda_close(Device *d) {
     CudaDevice *c = cuda_device(d);
     CUDA_CHECK(cudaStreamSynchronize(c->stream));
@@ -198,6 +221,10 @@ Device *device_cuda_open(int ordinal) {
     d->zero = cuda_zero;
     d->synchronize = cuda_synchronize;
     d->memory = cuda_memory;
+    d->record_begin = cuda_record_begin;
+    d->record_end = cuda_record_end;
+    d->replay = cuda_replay;
+    d->forget = cuda_forget;
     d->close = cuda_close;
     return d;
 }

@@ -267,6 +267,7 @@ void model_measure(Model *m, const Config *c, Device *d, const Ops *ops, int tra
     m->engine.params = &m->params;
     m->engine.seed = c->seed;
     m->engine.training = training;
+    m->recorded.wanted = c->memory.cuda_graphs && d->record_begin;
     for (int i = 0; i < NUM_ARENAS; i++) m->arenas[i] = arena_measure(arena_names[i], d);
     layout(m, c, ops, training);
 }
@@ -285,7 +286,14 @@ void model_place(Model *m, const Config *c, Device *d, const Ops *ops, int train
 
 void model_init(Model *m, uint64_t seed) { param_table_init(&m->params, m->engine.device, seed); }
 
+static void forget_recording(Model *m) {
+    Device *d = m->engine.device;
+    if (m->recorded.recording) d->forget(d, m->recorded.recording);
+    m->recorded.recording = NULL;
+}
+
 void model_free(Model *m) {
+    forget_recording(m);
     for (int i = 0; i < NUM_ARENAS; i++) {
         if (m->arenas[i].device) arena_free(&m->arenas[i]);
     }
@@ -328,15 +336,19 @@ static NormSite norm_site(const Model *m, int i, int64_t N) {
     return site;
 }
 
-/* Token vectors through all blocks and the final norm: final_out (N,C). What a branch gives is
-   added to the residual stream by the op that takes the next norm. */
-static void forward(Model *m, const int32_t *tokens, int B, int T) {
-    Engine *e = &m->engine;
-    const NormOp *op = &e->ops->norm[m->config.norm];
+static void upload_tokens(Model *m, Tensor to, const int32_t *tokens, int B, int T) {
     int64_t N = (int64_t)B * T;
     CHECK(N <= m->max_tokens && T <= m->max_T, "batch %d x %d exceeds the planned %lld tokens", B,
           T, (long long)m->max_tokens);
-    e->device->upload(e->device, m->tokens.data, tokens, (size_t)N * sizeof(int32_t));
+    m->engine.device->upload(m->engine.device, to.data, tokens, (size_t)N * sizeof(int32_t));
+}
+
+/* Vectors of m->tokens through all blocks and the final norm: final_out (N,C). What a branch gives is
+   added to the residual stream by the op that takes the next norm. */
+static void forward(Model *m, int B, int T) {
+    Engine *e = &m->engine;
+    const NormOp *op = &e->ops->norm[m->config.norm];
+    int64_t N = (int64_t)B * T;
     Tensor x = tensor_rows(m->residual[0], 0, N);
     e->ops->embedding_forward(e->device, x, tensor_view(m->tokens.data, DT_I32, B, T),
                               value_of(m, m->embed), value_of(m, m->positions));
@@ -356,16 +368,15 @@ static FormatId plain_format(const Model *m) {
     return m->config.dtype == DT_F32 ? FORMAT_F32 : FORMAT_BF16;
 }
 
-/* Logits and losses, chunk by chunk; with training also d loss / d final_out, left in dfinal, and
+/* Logits and losses against m->targets, chunk by chunk; with training also d loss / d final_out, left in dfinal, and
    the head's gradient. */
-static void head(Model *m, const int32_t *targets, int64_t N, float loss_scale, Tensor dfinal) {
+static void head(Model *m, int64_t N, float loss_scale, Tensor dfinal) {
     Engine *e = &m->engine;
     FormatId plain = plain_format(m);
     GemmEpilogue overwrite = {{0}, 0}, accumulate = {{0}, 1};
     Tensor weight = value_of(m, m->head);
     QOperand w = operand_from_tensor(weight, plain, 1),
              w_transposed = operand_from_tensor(weight, plain, 0);
-    e->device->upload(e->device, m->targets.data, targets, (size_t)N * sizeof(int32_t));
     for (int64_t begin = 0; begin < N; begin += m->logits.rows) {
         int64_t rows = min_i64(m->logits.rows, N - begin);
         Tensor x = tensor_rows(m->final_out, begin, rows), logits = tensor_rows(m->logits, 0, rows);
@@ -385,14 +396,13 @@ static void head(Model *m, const int32_t *targets, int64_t N, float loss_scale, 
     e->ops->sum(e->device, &e->state->loss, tensor_rows(m->losses, 0, N), loss_scale);
 }
 
-void model_forward_backward(Model *m, const int32_t *tokens, const int32_t *targets, int B, int T,
-                            float loss_scale) {
+/* All of a micro-step that the device does by itself, once tokens and targets are there. */
+static void micro_step(Model *m, int B, int T, float loss_scale) {
     Engine *e = &m->engine;
     int64_t N = (int64_t)B * T;
-    CHECK(e->training, "model_forward_backward on a model that was placed for evaluation");
-    forward(m, tokens, B, T);
+    forward(m, B, T);
     Tensor dfinal = tensor_rows(m->scratch.dnorm_out, 0, N);
-    head(m, targets, N, loss_scale, dfinal);
+    head(m, N, loss_scale, dfinal);
 
     Tensor dx = tensor_rows(m->dresidual, 0, N);
     e->device->zero(e->device, dx.data, tensor_bytes(dx));
@@ -407,13 +417,48 @@ void model_forward_backward(Model *m, const int32_t *tokens, const int32_t *targ
                                tensor_view(m->tokens.data, DT_I32, B, T));
 }
 
+/* The micro-step by replay, recorded before where it is the second of its kind. */
+static void replay_micro_step(Model *m) {
+    MicroStepRecording *r = &m->recorded;
+    Engine *e = &m->engine;
+    if (!r->recording) {
+        int64_t before = e->quantized_gemms;
+        e->device->record_begin(e->device);
+        micro_step(m, r->B, r->T, r->loss_scale);
+        r->recording = e->device->record_end(e->device);
+        r->quantized_gemms = e->quantized_gemms - before;
+        e->quantized_gemms = before;
+    }
+    e->device->replay(e->device, r->recording);
+    e->quantized_gemms += r->quantized_gemms;
+}
+
+void model_forward_backward(Model *m, const int32_t *tokens, const int32_t *targets, int B, int T,
+                            float loss_scale) {
+    MicroStepRecording *r = &m->recorded;
+    CHECK(m->engine.training, "model_forward_backward on a model that was placed for evaluation");
+    upload_tokens(m, m->tokens, tokens, B, T);
+    upload_tokens(m, m->targets, targets, B, T);
+    if (r->wanted && r->B == B && r->T == T && r->loss_scale == loss_scale) {
+        replay_micro_step(m);
+        return;
+    }
+    forget_recording(m);
+    r->B = B;
+    r->T = T;
+    r->loss_scale = loss_scale;
+    micro_step(m, B, T, loss_scale);
+}
+
 void model_evaluate(Model *m, const int32_t *tokens, const int32_t *targets, int B, int T,
                     float loss_scale) {
     Tensor none = {0};
     int training = m->engine.training;
     m->engine.training = 0;
-    forward(m, tokens, B, T);
-    head(m, targets, (int64_t)B * T, loss_scale, none);
+    upload_tokens(m, m->tokens, tokens, B, T);
+    upload_tokens(m, m->targets, targets, B, T);
+    forward(m, B, T);
+    head(m, (int64_t)B * T, loss_scale, none);
     m->engine.training = training;
 }
 
@@ -429,7 +474,8 @@ static void forward_one(Model *m, const int32_t *tokens, int T) {
         memcpy(batch + (size_t)i * (size_t)T, tokens, (size_t)T * sizeof(int32_t));
     int training = m->engine.training;
     m->engine.training = 0;
-    forward(m, batch, copies, T);
+    upload_tokens(m, m->tokens, batch, copies, T);
+    forward(m, copies, T);
     m->engine.training = training;
     free(batch);
 }

@@ -24,6 +24,17 @@ typedef enum {
     NUM_ARENAS
 } ArenaId;
 
+/* Forward and backward of one micro-batch as the device replays them: the same work with less for
+   the host to do. The first micro-step of a kind runs as it is, for libraries to make their plans,
+   the second is recorded. */
+typedef struct {
+    int wanted;                  // memory.cuda_graphs, on a device that records
+    int B, T;                    // of the last micro-step
+    float loss_scale;
+    DeviceRecording *recording;  // of these; NULL until the second one
+    int64_t quantized_gemms;     // in it
+} MicroStepRecording;
+
 typedef struct {
     ModelConfig config;
     ParamTable params;
@@ -46,6 +57,7 @@ typedef struct {
     Tensor losses;               // (max_tokens, 1) f32
     Tensor rope_table;           // (max_T, HS) f32
     BlockScratch scratch;
+    MicroStepRecording recorded;
 } Model;
 
 /* Linears of a model, in the order of their ids: id = 2 * branch + (0: in, 1: out). */
@@ -67,7 +79,7 @@ void model_free(Model *m);
 void model_prepare_weights(Model *m);
 void model_zero_gradients(Model *m);
 /* One micro-step: adds gradients, and to state->loss the sum of the losses times loss_scale. tokens
-   and targets are host memory, (B,T). */
+   and targets are host memory, (B,T). Recorded or not, it computes the same bits. */
 void model_forward_backward(Model *m, const int32_t *tokens, const int32_t *targets, int B, int T,
                             float loss_scale);
 /* Forward only: adds the sum of the losses times loss_scale to state->loss. */

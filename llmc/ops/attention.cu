@@ -1,5 +1,5 @@
-// attention on CUDA: the choice between the own kernels (attention_flash.cu) and cuDNN, made once for
-// each AttentionDims.
+// attention on CUDA: the choice between the own kernels (attention_flash.cu) and cuDNN, made once
+// for each AttentionDims.
 #include <string.h>
 
 #include "../common.h"
