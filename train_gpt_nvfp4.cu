@@ -107,6 +107,12 @@ static void open_machine(Run *r) {
             version_build());
     }
 #endif
+#ifdef WITH_CUDA
+    if (!r->device && c->device == DEVICE_CHOICE_AUTO)
+        log_warn("this is a %s, but no GPU is found: the CPU does the work. device=cuda says why, "
+                 "device=cpu means it",
+                 version_build());
+#endif
     if (!r->device) {
         // Ranks on one machine share its cores; without this each would take them all.
         int threads = c->threads > 0 ? c->threads : cpu_threads_per_rank(r->host->size);
@@ -147,8 +153,12 @@ static void open_tokenizer(Run *r) {
 
 static SelftestOptions selftest_options(Run *r, int verbose) {
     const Config *c = &r->config;
-    SelftestOptions options = {r->device, r->ops, r->model.engine.fp4, &r->model,
-                               (int64_t)c->batch.micro * c->batch.seq_len, verbose,
+    SelftestOptions options = {r->device,
+                               r->ops,
+                               r->model.engine.fp4,
+                               &r->model,
+                               (int64_t)c->batch.micro * c->batch.seq_len,
+                               verbose,
                                r->model.engine.fp8};
     return options;
 }
@@ -197,8 +207,7 @@ static void print_plan(Run *r) {
     log_line("device      %s, %d %s; GEMM %s, attention %s%s; ranks %d (%s)", r->device->name,
              r->device->num_threads, r->device->kind == DEVICE_CPU ? "threads" : "multiprocessors",
              r->device->kind == DEVICE_CPU ? sgemm_name : "cuBLASLt", r->ops->attention_name(),
-             c->memory.deterministic ? "" : " in any order",
-             r->comm->size, r->comm->name);
+             c->memory.deterministic ? "" : " in any order", r->comm->size, r->comm->name);
     log_line("model       %lld parameters, %lld in the blocks' matrices",
              (long long)param_table_true_count(&r->model.params),
              (long long)model_matrix_weights(&r->model));
@@ -370,11 +379,11 @@ static void check_gradients_arrive(Run *r) {
     for (int i = 0; i < r->model.params.count; i++) {
         const Param *p = &r->model.params.params[i];
         if (gradient_norm(r, p) != 0) continue;
-        log_warn("the first gradient of %s is zero", p->name);
+        log_warn("the gradient of %s is zero in the first step of this start", p->name);
         zero++;
     }
-    log_line("gradients   reach %d of %d tensors in the first step", r->model.params.count - zero,
-             r->model.params.count);
+    log_line("gradients   reach %d of %d tensors in step %lld", r->model.params.count - zero,
+             r->model.params.count, (long long)r->step + 1);
 }
 
 static NORETURN void die_diverged(Run *r) {
@@ -673,15 +682,10 @@ static int verb_sample(int num_args, char **args) {
     return EXIT_DONE;
 }
 
-/* Of NVFP4 unless the config says otherwise: what needs proof. */
 static int verb_selftest(int num_args, char **args) {
     Run run;
     Run *r = &run;
-    char recipe[] = "precision.recipe=nvfp4";
-    char **words = (char **)xmalloc((size_t)(num_args + 1) * sizeof(char *));
-    words[0] = recipe;
-    for (int i = 0; i < num_args; i++) words[i + 1] = args[i];
-    open_run(r, num_args + 1, words, 0);
+    open_run(r, num_args, args, 0);
     log_line("%s", version_build());
     log_line("device      %s, compute capability %d.%d; %s", r->device->name,
              r->device->compute_capability / 10, r->device->compute_capability % 10,
@@ -694,7 +698,6 @@ static int verb_selftest(int num_args, char **args) {
     if (tuple && report.failed == 0) selftest_remember(tuple);
     free(tuple);
     free(report.table);
-    free(words);
     close_run(r);
     return report.failed == 0 ? EXIT_DONE : EXIT_DEVICE;
 }
@@ -723,7 +726,7 @@ static const Verb verbs[] = {
     {"sample", verb_sample, "text from a checkpoint"},
     {"plan", verb_plan, "precision, memory and FLOPs of a run"},
     {"selftest", verb_selftest,
-     "does this device compute what it should? every op, and the products of a model's linears"},
+     "does this device compute what it should? every op, and the products of a config's linears"},
     {"ckpt", verb_ckpt,
      "ckpt verify DIR: checks the files of the newest checkpoint in DIR, or of the run there"},
     {"help", verb_help,

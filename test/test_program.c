@@ -48,17 +48,19 @@ CASE(plan_and_dry_run_write_nothing) {
     EXPECT(!strstr(ran.out, "\nrun "), "%s", ran.out);
 }
 
-/* The verb takes NVFP4 for itself, and needs neither data nor a length. */
+/* Needs neither data nor a length. */
 CASE(selftest_prints_a_table) {
     const char *dir = new_dir("selftest");
     int before = count_entries(dir, "");
     setenv("XDG_CACHE_HOME", text("%s/cache", dir), 1);
     runs_in(dir, "selftest model.layers=2 model.dim=64 model.heads=2 model.vocab=100 "
-                 "batch.micro=2 batch.seq_len=32");
+                 "batch.micro=2 batch.seq_len=32 " NVFP4);
     unsetenv("XDG_CACHE_HOME");
     EXPECT_EQ_I64(count_lines(ran.out, "PASS  gemm wgrad 192x64x64 nvfp4 emulated"), 1, "%s",
                   ran.out);
     EXPECT_EQ_I64(count_lines(ran.out, "FAIL"), 0, "%s", ran.out);
+    EXPECT_EQ_I64(count_lines(ran.out, "      check  "), 1, "%s", ran.out);
+    EXPECT_EQ_I64(count_lines(ran.out, "errors are absolute"), 1, "%s", ran.out);
     EXPECT(strstr(ran.out, " passed, 0 failed\n"), "%s", ran.out);
     EXPECT_EQ_I64(count_entries(dir, ""), before + 1, "the cache, and nothing else");
 }
