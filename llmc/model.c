@@ -343,8 +343,8 @@ static void upload_tokens(Model *m, Tensor to, const int32_t *tokens, int B, int
     m->engine.device->upload(m->engine.device, to.data, tokens, (size_t)N * sizeof(int32_t));
 }
 
-/* Vectors of m->tokens through all blocks and the final norm: final_out (N,C). What a branch gives is
-   added to the residual stream by the op that takes the next norm. */
+/* Vectors of m->tokens through all blocks and the final norm: final_out (N,C). What a branch gives
+   is added to the residual stream by the op that takes the next norm. */
 static void forward(Model *m, int B, int T) {
     Engine *e = &m->engine;
     const NormOp *op = &e->ops->norm[m->config.norm];
@@ -368,8 +368,8 @@ static FormatId plain_format(const Model *m) {
     return m->config.dtype == DT_F32 ? FORMAT_F32 : FORMAT_BF16;
 }
 
-/* Logits and losses against m->targets, chunk by chunk; with training also d loss / d final_out, left in dfinal, and
-   the head's gradient. */
+/* Logits and losses against m->targets, chunk by chunk; with training also d loss / d final_out,
+   left in dfinal, and the head's gradient. */
 static void head(Model *m, int64_t N, float loss_scale, Tensor dfinal) {
     Engine *e = &m->engine;
     FormatId plain = plain_format(m);
