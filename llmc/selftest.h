@@ -16,7 +16,7 @@ nothing: what a failure means is the caller's business.
   bounds     packed against emulated: (K/64 + 1) 2^-23 sum|terms| and the last roundings.
              Against exact sums: (K/16 + 16) 2^-23 * 4 sqrt(sum terms^2), which operands of random
              signs keep with a wide margin, and which is far below K 2^-24 sum|terms|.
-             FP8 tensor cores add with fewer bits, promoted to f32 now and then: 2^-12 sum|terms|,
+             FP8 tensor cores add with fewer bits, promoted to f32 now and then: 2^-10 sum|terms|,
              and 2^-10 sqrt(sum terms^2), which fast accumulation does not keep
   memory     one linear's tensors at a time; fewer tokens where they do not fit, which the row says
   errors     dies with EXIT_OOM where not even 128 tokens of a linear fit; a cache that cannot be
@@ -39,14 +39,14 @@ typedef struct {
     Fp4Gemm fp4;      // of backend_choose
     Model *model;     // declared; nothing of it is touched
     int64_t tokens;   // of a micro-batch
-    int verbose;      // 1: logs each row as it is done
+    int verbose;      // 1: logs the table's lines, but for the last, as they come to be
     int fp8;          // of backend_choose too: 1 where FP8 codes are multiplied as such
 } SelftestOptions;
 
 typedef struct {
     int passed, failed;
     int native_failed;   // of the failed rows, those whose product is of packed codes
-    char *table;         // a line a row, then "N passed, N failed"; caller frees
+    char *table;   // a header, a line a row, a legend, "N passed, N failed"; caller frees
 } SelftestReport;
 
 SelftestReport selftest_run(const SelftestOptions *o);

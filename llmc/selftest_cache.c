@@ -45,7 +45,8 @@ char *selftest_tuple(const SelftestOptions *o) {
                       "program crc32 %08" PRIx32 "\n"
                       "ops %s, nvfp4 products %s, fp8 products %s, dtype %s, tokens %lld\n"
                       "%s",
-                      o->device->name, o->device->compute_capability, o->device->libraries, crc,
+                      o->device->name, o->device->compute_capability,
+                      o->device->libraries[0] ? o->device->libraries : "none", crc,
                       o->ops->name, fp4_names[o->fp4], o->fp8 ? "native" : "emulated",
                       dtype_info[o->model->config.dtype].name, (long long)o->tokens, products);
     free(products);

@@ -503,9 +503,13 @@ static void run_row(Selftest *t, const OpRow *row) {
             compare_arg(&worst, &a.spec[i], a.got[i], a.want[i], 2);
         }
     }
-    const char *note = t->reference ? "formulas and CPU" : "formulas";
-    SelftestRow line = {row->name, 0, row->call == attention ? t->ops->attention_name() : note};
+    const char *against = t->reference ? "formulas, CPU" : "formulas";
+    char *note = row->call == attention
+                     ? format_string("%s (%s)", against, t->ops->attention_name())
+                     : xstrdup(against);
+    SelftestRow line = {row->name, 0, note};
     selftest_judge(t, line, &worst);
+    free(note);
     args_free(&a);
 }
 
@@ -548,7 +552,7 @@ static void run_step_decide(Selftest *t) {
         selftest_compare(&worst, fabs((double)s.grad_scale - c->grad_scale), 0, c->about, i, 2);
     }
     d->free(d, there);
-    SelftestRow line = {"step_decide", 0, "decisions"};
+    SelftestRow line = {"step_decide", 0, "known decisions"};
     selftest_judge(t, line, &worst);
 }
 

@@ -205,7 +205,7 @@ static void run_vector(const Selftest *t, const Vector *v, SelftestWorst *worst)
 static void run_vectors(Selftest *t) {
     SelftestWorst worst = {0};
     for (int i = 0; i < ARRAY_LEN(vectors); i++) run_vector(t, &vectors[i], &worst);
-    SelftestRow row = {"quantize worked vectors", 0, "codes, scales and values, bit for bit"};
+    SelftestRow row = {"quantize worked vectors", 0, "known codes, scales and values, bit for bit"};
     selftest_judge(t, row, &worst);
 }
 
@@ -343,7 +343,8 @@ static void run_tensor(Selftest *t, int which) {
     }
     for (int i = 0; i < 2; i++) made_free(&made[i]);
     snprintf(name, sizeof(name), "quantize %s, packed and values", tensors[which].name);
-    char *note = format_string("%s | %s", described[0], described[1]);
+    char *note = format_string("%s (%s | %s)", t->reference ? "exact values, CPU" : "exact values",
+                               described[0], described[1]);
     SelftestRow row = {name, 0, note};
     selftest_judge(t, row, &worst);
     free(note);
@@ -396,7 +397,7 @@ static void run_stochastic(Selftest *t) {
         compare_means(&worst, &w[i], &made[i], exact);
         for (int form = 0; form < 2; form++) made_free(&made[form]);
     }
-    SelftestRow row = {"stochastic rounding", 0, "means over 2048 draws, both directions"};
+    SelftestRow row = {"stochastic rounding", 0, "exact means (2048 draws, both directions)"};
     selftest_judge(t, row, &worst);
     free(x);
 }

@@ -21,14 +21,14 @@ static SelftestReport first_start_report(const SelftestOptions *o) {
     return report;
 }
 
-/* The lines of the table that begin with FAIL; caller frees. */
+/* The table without what passed; caller frees. */
 static char *failed_rows(const SelftestReport *report) {
     if (report->failed == 0) return format_string("(on another rank)");
     char *rows = (char *)xmalloc(strlen(report->table) + 1);
     size_t length = 0;
     for (const char *line = report->table; *line;) {
         size_t bytes = strcspn(line, "\n") + 1;
-        if (strncmp(line, "FAIL", 4) == 0) {
+        if (strncmp(line, "PASS", 4) != 0) {
             memcpy(rows + length, line, bytes);
             length += bytes;
         }
@@ -36,6 +36,11 @@ static char *failed_rows(const SelftestReport *report) {
     }
     rows[length] = '\0';
     return rows;
+}
+
+/* "NVIDIA H200 (driver 13.0, ...)"; caller frees. */
+static char *device_text(const Device *d) {
+    return d->libraries[0] ? format_string("%s (%s)", d->name, d->libraries) : xstrdup(d->name);
 }
 
 int selftest_at_start(const SelftestOptions *o, const Config *c, Comm *host) {
@@ -47,22 +52,21 @@ int selftest_at_start(const SelftestOptions *o, const Config *c, Comm *host) {
         free(report.table);
         return 0;
     }
-    char *rows = failed_rows(&report);
-    const char *gpu = o->device->name, *libraries = o->device->libraries;
+    char *rows = failed_rows(&report), *device = device_text(o->device);
     if (faults[1] > 0) {
-        die(EXIT_DEVICE, "the self-test failed: %s (%s) does not compute what it should\n%s", gpu,
-            libraries, rows);
+        die(EXIT_DEVICE, "the self-test failed: %s does not compute what it should\n%s", device,
+            rows);
     }
     if (c->precision.backend == BACKEND_NATIVE) {
         die(EXIT_DEVICE,
-            "the self-test failed: %s (%s) does not multiply packed codes as it should; "
+            "the self-test failed: %s does not multiply packed codes as it should; "
             "precision.backend=emulate multiplies their values in BF16\n%s",
-            gpu, libraries, rows);
+            device, rows);
     }
-    log_warn("the self-test failed: %s (%s) does not multiply packed codes as it should; this run "
+    log_warn("the self-test failed: %s does not multiply packed codes as it should; this run "
              "emulates the products, precision.backend=native would end it\n%s",
-             gpu, libraries, rows);
-    free(rows);
+             device, rows);
+    free(rows), free(device);
     free(report.table);
     return 1;
 }
