@@ -46,7 +46,7 @@ typedef struct {
 typedef struct {
     int passed, failed;
     int native_failed;   // of the failed rows, those whose product is of packed codes
-    char *table;   // a header, a line a row, a legend, "N passed, N failed"; caller frees
+    char *table;         // a header, a line a row, a legend, "N passed, N failed"; caller frees
 } SelftestReport;
 
 SelftestReport selftest_run(const SelftestOptions *o);

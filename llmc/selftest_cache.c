@@ -46,8 +46,8 @@ char *selftest_tuple(const SelftestOptions *o) {
                       "ops %s, nvfp4 products %s, fp8 products %s, dtype %s, tokens %lld\n"
                       "%s",
                       o->device->name, o->device->compute_capability,
-                      o->device->libraries[0] ? o->device->libraries : "none", crc,
-                      o->ops->name, fp4_names[o->fp4], o->fp8 ? "native" : "emulated",
+                      o->device->libraries[0] ? o->device->libraries : "none", crc, o->ops->name,
+                      fp4_names[o->fp4], o->fp8 ? "native" : "emulated",
                       dtype_info[o->model->config.dtype].name, (long long)o->tokens, products);
     free(products);
     return tuple;

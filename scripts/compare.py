@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares runs by their records: a table, and a picture of the loss curves and of the gap.
 
-    scripts/compare.py RUN_A RUN_B [RUN_C ...] [--out compare.png]
+    scripts/compare.py RUN_A RUN_B [RUN_C ...] [--out FILE]
 
 Each argument is the log.dir of a run, and the first is the reference. All losses are compared at
 equal tokens: at the last place that both runs reached, on a straight line between neighbours where
@@ -243,11 +243,13 @@ def parse_arguments():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="RUN",
                         help="log.dir of a run; the first is the reference")
-    parser.add_argument("--out", default="compare.png", metavar="FILE",
-                        help="picture to write (default: %(default)s)")
+    parser.add_argument("--out", metavar="FILE",
+                        help="picture to write (default: compare.png beside the first RUN's record)")
     parser.add_argument("--smooth", type=positive_int, default=20, metavar="STEPS",
                         help="training losses are means of this many steps (default: %(default)s)")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    arguments.out = arguments.out or os.path.join(arguments.runs[0], "compare.png")
+    return arguments
 
 
 def main():
