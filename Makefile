@@ -16,8 +16,8 @@ NVCC_THREADS ?= 2
 ARCH ?= native
 # Empty (WERROR=) lets a compiler newer than this file warn without stopping.
 WERROR ?= -Werror
-# Folder of cudnn_frontend.h; else the wheel that scripts/setup.sh installs, else the system's.
-CUDNN_FRONTEND ?=
+# CUDNN_FRONTEND is the folder of cudnn_frontend.h, and then the only one that counts; `none` or nothing
+# builds without cuDNN. Unset: the wheel that scripts/setup.sh installs, else the system's.
 # Runs only the test programs whose name contains it: make test ONLY=quantize
 ONLY ?=
 FUZZ_SECONDS ?= 20
@@ -51,8 +51,18 @@ OPENBLAS := $(call links,cblas.h,-lopenblas)
 ifneq ($(NVCC),)
 NCCL := $(call links,nccl.h,$(CUDA_LINK) -lnccl)
 CUDNN := $(call links,cudnn.h,$(CUDA_LINK) -lcudnn)
-FRONTEND := $(patsubst %/,%,$(dir $(firstword $(wildcard $(addsuffix /cudnn_frontend.h, \
-    $(CUDNN_FRONTEND) .venv/lib/python3*/site-packages/include /usr/include /usr/local/include)))))
+frontend_in = $(patsubst %/,%,$(dir $(firstword $(wildcard $(addsuffix /cudnn_frontend.h,$(1))))))
+ifeq ($(origin CUDNN_FRONTEND),undefined)
+FRONTEND := $(call frontend_in,.venv/lib/python3*/site-packages/include /usr/include /usr/local/include)
+NO_FRONTEND := $(if $(CUDNN), frontend)
+else
+ASKED_FRONTEND := $(filter-out none,$(CUDNN_FRONTEND))
+FRONTEND := $(call frontend_in,$(ASKED_FRONTEND))
+ifeq ($(FRONTEND),)
+NO_FRONTEND := $(if $(ASKED_FRONTEND), frontend at $(ASKED_FRONTEND))
+NOT_A_FRONTEND := $(wildcard $(ASKED_FRONTEND))
+endif
+endif
 USE_CUDNN := $(and $(CUDNN),$(FRONTEND))
 # All GPUs this program knows, 80 also as PTX for the others. nvcc 12.8 has no family targets yet.
 FAMILIES := $(shell $(NVCC) --help | grep -q compute_120f && echo yes)
@@ -114,7 +124,7 @@ FUZZ_LINK := -fsanitize=fuzzer,address,undefined -Wl,--wrap=die \
 has_mpi := $(if $(MPI_LINK),MPI,no MPI)
 has_blas := $(if $(OPENBLAS),OpenBLAS,no OpenBLAS)
 has_nccl := $(if $(NCCL),NCCL,no NCCL)
-has_cudnn := $(if $(USE_CUDNN),cuDNN,no cuDNN$(if $(CUDNN), frontend))
+has_cudnn := $(if $(USE_CUDNN),cuDNN,no cuDNN$(NO_FRONTEND))
 CPU_BUILD := CPU build ($(has_mpi), $(has_blas))
 CUDA_BUILD := CUDA build for $(SM) ($(has_nccl), $(has_cudnn), $(has_mpi), $(has_blas))
 
@@ -296,6 +306,8 @@ write_if_changed = @mkdir -p $(@D); printf '%s\n' '$(1)' > $@.new; \
 $(BUILD)/cpu/flags: FORCE
 	$(call write_if_changed,$(CC) $(CXX) $(C_FLAGS) $(OPTIMISE) $(MPI_COMPILE))
 $(BUILD)/cuda/flags: FORCE
+	$(if $(NOT_A_FRONTEND),$(error CUDNN_FRONTEND is $(NOT_A_FRONTEND), where there is no cudnn_frontend.h; \
+	    name its folder, or CUDNN_FRONTEND=none builds without cuDNN))
 	$(call write_if_changed,$(CC) $(CXX) $(C_FLAGS) $(OPTIMISE) $(MPI_COMPILE) $(NVCC) $(NVCC_FLAGS) $(FRONTEND))
 $(BUILD)/asan/flags: FORCE
 	$(call write_if_changed,$(CC) $(CXX) $(C_FLAGS) $(SANITIZE) $(MPI_COMPILE))
