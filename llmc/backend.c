@@ -1,6 +1,7 @@
 /* backend -- the choice of backend.h. */
 #include "backend.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "common.h"
@@ -54,19 +55,50 @@ const char *backend_kernel(const Engine *e, const Linear *l, GemmKind g) {
     return has_fp4_mma(e->device) ? "mma.sync nvfp4" : "mma.sync nvfp4 in software";
 }
 
-static NORETURN void refuse_native(const Config *c, const Device *d) {
-    const char *why = d->native_fp4 ? "mma.sync of FP4 (sm_120, sm_121)" : "FP4 tensor cores";
-    die(EXIT_CONFIG,
-        "precision.backend is native and precision.gemm is %s, but %s has no %s; set "
-        "precision.backend=%s",
-        gemm_kernel_names[c->precision.gemm], d->name, why,
-        d->native_fp4 ? "auto, or precision.gemm=cublaslt" : "emulate");
+Fp4Gemm backend_fp4(const Config *c, const Device *d) {
+    if (c->precision.backend == BACKEND_EMULATE) return FP4_EMULATED;
+    if (c->precision.gemm == GEMM_KERNEL_MMA && d->kind == DEVICE_CUDA) return FP4_MMA;
+    return d->native_fp4 ? FP4_LIBRARY : FP4_EMULATED;
 }
 
-static void refuse_mma(const Config *c, const Device *d) {
+int backend_fp8(const Config *c, const Device *d) {
+    return d->native_fp8 && c->precision.backend != BACKEND_EMULATE;
+}
+
+Device backend_device(DeviceModel model) {
+    const DeviceFacts *facts = &device_facts[model];
+    Device d;
+    memset(&d, 0, sizeof(d));
+    d.kind = DEVICE_CUDA;
+    snprintf(d.name, sizeof(d.name), "%s", facts->name);
+    d.compute_capability = facts->compute_capability;
+    d.native_fp4 = facts->peak[UNIT_FP4] > 0;
+    d.native_fp8 = facts->peak[UNIT_FP8] > 0;
+    d.num_threads = facts->multiprocessors;
+    d.peak_bf16_flops = facts->peak[UNIT_BF16];
+    return d;
+}
+
+/* --- refusals --- */
+
+static NORETURN void refuse_native(const Config *c, const Device *d) {
+    int mma = c->precision.gemm == GEMM_KERNEL_MMA;
+    const char *why = d->native_fp4 ? "mma.sync of FP4 (sm_120, sm_121)" : "FP4 tensor cores";
+    const char *instead = "precision.backend=emulate";
+    if (mma) instead = "precision.backend=emulate and precision.gemm=cublaslt";
+    if (d->native_fp4) instead = "precision.backend=auto, or precision.gemm=cublaslt";
+    die(EXIT_CONFIG,
+        "precision.backend is native and precision.gemm is %s, but %s has no %s; set %s",
+        gemm_kernel_names[c->precision.gemm], d->name, why, instead);
+}
+
+static void check_mma(const Config *c, const Device *d) {
     if (d->kind == DEVICE_CPU) {
-        die(EXIT_CONFIG, "precision.gemm is mma, a kernel for GPUs, and the run is on the CPU; set "
-                         "precision.gemm=cublaslt, which on a CPU changes nothing");
+        int native = c->precision.backend == BACKEND_NATIVE;
+        die(EXIT_CONFIG,
+            "precision.gemm is mma, a kernel for GPUs, and the run is on the CPU; set %s",
+            native ? "precision.gemm=cublaslt and precision.backend=emulate"
+                   : "precision.gemm=cublaslt, which on a CPU changes nothing");
     }
     if (c->precision.backend == BACKEND_EMULATE) {
         die(EXIT_CONFIG,
@@ -75,25 +107,20 @@ static void refuse_mma(const Config *c, const Device *d) {
     }
 }
 
-/* What the keys and the device say of NVFP4, before any shape is looked at. */
-static Fp4Gemm wanted_fp4(const Config *c, const Device *d) {
-    int mma = c->precision.gemm == GEMM_KERNEL_MMA;
-    if (mma) refuse_mma(c, d);
-    Fp4Gemm fp4 = mma ? FP4_MMA : d->native_fp4 ? FP4_LIBRARY : FP4_EMULATED;
-    if (c->precision.backend == BACKEND_EMULATE) return FP4_EMULATED;
-    if (c->precision.backend == BACKEND_NATIVE && !backend_is_native(fp4, d)) refuse_native(c, d);
-    return fp4;
+/* What the keys ask of NVFP4, before any shape is looked at. */
+static void check_fp4(const Config *c, const Device *d) {
+    if (c->precision.gemm == GEMM_KERNEL_MMA) check_mma(c, d);
+    if (c->precision.backend == BACKEND_NATIVE && !backend_is_native(backend_fp4(c, d), d))
+        refuse_native(c, d);
 }
 
 /* And of FP8. */
-static int wanted_fp8(const Config *c, const Device *d) {
-    if (c->precision.backend == BACKEND_NATIVE && !d->native_fp8) {
-        die(EXIT_CONFIG,
-            "precision.backend is native and operands are FP8, but %s has no FP8 tensor cores "
-            "(sm_89 and later); set precision.backend=emulate",
-            d->name);
-    }
-    return d->native_fp8 && c->precision.backend != BACKEND_EMULATE;
+static void check_fp8(const Config *c, const Device *d) {
+    if (c->precision.backend != BACKEND_NATIVE || d->native_fp8) return;
+    die(EXIT_CONFIG,
+        "precision.backend is native and operands are FP8, but %s has no FP8 tensor cores "
+        "(sm_89 and later); set precision.backend=emulate",
+        d->name);
 }
 
 /* Whether operands of the model have a format that has blocks, or one that has none. */
@@ -124,11 +151,39 @@ static void check_sizes(const Engine *e, const Linear *l, int64_t tokens) {
         refuse_size(l, "tokens of a micro-batch", tokens, "batch.micro or batch.seq_len");
 }
 
-void backend_choose(Model *m, const Config *c, Device *d) {
+/* Keys that ask for something of which this run has nothing. */
+static void warn_idle_keys(const Config *c, int has_nvfp4, int has_fp8) {
+    if (c->precision.gemm == GEMM_KERNEL_MMA && !has_nvfp4) {
+        log_warn("precision.gemm=mma changes nothing: it matters to NVFP4 only, and no operand of "
+                 "this run is NVFP4");
+    }
+    if (c->precision.backend == BACKEND_NATIVE && !has_nvfp4 && !has_fp8)
+        log_warn("precision.backend=native changes nothing: no operand of this run is quantised");
+}
+
+static void set_engine(Model *m, const Config *c, Device *d) {
     Engine *e = &m->engine;
     e->device = d;
-    e->fp4 = has_operands(m, 1) ? wanted_fp4(c, d) : FP4_EMULATED;
-    e->fp8 = has_operands(m, 0) ? wanted_fp8(c, d) : 0;
+    e->fp4 = has_operands(m, 1) ? backend_fp4(c, d) : FP4_EMULATED;
+    e->fp8 = has_operands(m, 0) && backend_fp8(c, d);
+}
+
+void backend_choose(Model *m, const Config *c, Device *d) {
+    int has_nvfp4 = has_operands(m, 1), has_fp8 = has_operands(m, 0);
+    warn_idle_keys(c, has_nvfp4, has_fp8);
+    if (has_nvfp4) check_fp4(c, d);
+    if (has_fp8) check_fp8(c, d);
+    set_engine(m, c, d);
     for (int id = 0; id < model_num_linears(m); id++)
-        check_sizes(e, model_linear(m, id), (int64_t)c->batch.micro * c->batch.seq_len);
+        check_sizes(&m->engine, model_linear(m, id), (int64_t)c->batch.micro * c->batch.seq_len);
+}
+
+void backend_choose_for_plan(Model *m, const Config *c, Device *d) {
+    if (c->plan.device == DEVICE_MODEL_AUTO) {
+        backend_choose(m, c, d);
+        return;
+    }
+    Device named = backend_device(c->plan.device);
+    backend_choose(m, c, &named);
+    set_engine(m, c, d);
 }

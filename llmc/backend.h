@@ -1,6 +1,7 @@
 /*
 backend -- decides, once and before memory is laid out, what multiplies the quantised operands of a
-run on the device at hand, and says it in the words of plans and log lines. Multiplies nothing.
+run on the device at hand, or would on a named GPU, and says it in the words of plans and log lines.
+Multiplies nothing.
 
 NVFP4 on both sides of a GEMM:
   precision.backend  precision.gemm   FP4 units            no FP4 units
@@ -33,8 +34,17 @@ extern "C" {
 
 /* Sets the engine's device, fp4 and fp8, after model_declare. Dies with EXIT_CONFIG where the keys
    ask for what the device does not have, or where packed operands cannot have the sizes of some
-   linear, which it names. */
+   linear, which it names. Warns of keys that change nothing in this run. */
 void backend_choose(Model *m, const Config *c, Device *d);
+/* The same for the verb plan. A GPU that plan.device names is the one that the keys are judged by;
+   `d`, whose engine is set, then does what it can of them. */
+void backend_choose_for_plan(Model *m, const Config *c, Device *d);
+/* Of a GPU that need not be there, as much as this module and gemm_slices ask of a device. */
+Device backend_device(DeviceModel model);
+/* What would multiply NVFP4 operands on this device, and whether FP8 codes would be: as near to the
+   keys as it can, with no refusal. */
+Fp4Gemm backend_fp4(const Config *c, const Device *d);
+int backend_fp8(const Config *c, const Device *d);
 /* 1 where FP4 units do the work of `fp4` on this device. */
 int backend_is_native(Fp4Gemm fp4, const Device *d);
 /* "native", "emulated", "software"; of FP4_EMULATED without asking the device. */

@@ -127,9 +127,11 @@ char *config_changes(const Config *c, const char *saved, const char *names);
 /* What to say of a name that is no key: "; did you mean \"optim.lr\"?" for the nearest spelling or
    for the name in another program, else "; `help` lists all keys". Returns buffer. */
 const char *config_suggestion(const char *name, char *buffer, int size);
-/* `help` and `help NAME` (a key, a group such as "optim", a preset or a recipe); an unknown name
-   dies with what config_suggestion has. */
+/* `help` and `help NAME` (a key, a group such as "optim", a preset, a recipe, a field of a rule or
+   a word of plans such as "rht16"); an unknown name dies with what config_suggestion has. */
 void config_help(const char *key_or_null);
+/* 1 where config_help has something to say of the name. */
+int config_help_knows(const char *name);
 /* The whole reference as Markdown, for README. */
 void config_help_markdown(void);
 

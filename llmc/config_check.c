@@ -75,9 +75,11 @@ static void check_precision(const Config *c) {
     int recipe_is_f32 = c->precision.recipe->plan.cell[GEMM_FPROP][SIDE_A].format == FORMAT_F32;
     if (recipe_is_f32 != (c->model.dtype == DT_F32)) {
         die(EXIT_CONFIG,
-            "config: precision.recipe is %s and model.dtype is %s; f32 goes with f32 only, set "
-            "both or neither",
-            c->precision.recipe->name, dtype_info[c->model.dtype].name);
+            "config: precision.recipe is %s and model.dtype is %s; f32 goes with f32 only: set "
+            "%s=f32 too, or another %s",
+            c->precision.recipe->name, dtype_info[c->model.dtype].name,
+            recipe_is_f32 ? "model.dtype" : "precision.recipe",
+            recipe_is_f32 ? "precision.recipe" : "model.dtype");
     }
     if (recipe_is_f32 && c->device == DEVICE_CHOICE_CUDA) {
         die(EXIT_CONFIG, "config: precision.recipe f32 runs on the CPU only; set device=cpu");

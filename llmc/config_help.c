@@ -47,7 +47,7 @@ static const struct {
     {"e4m3, e5m2", "8-bit values, one scale for the tensor"},
     {"16x16T, e4m3T", "the codes of fprop.w, transposed"},
     {"rht16, ht16", "after a Hadamard transform of 16 along the contraction; ht16: without signs"},
-    {"sr8", "stochastic rounding by 8 random bits a value; without it to nearest"},
+    {"sr8, sr16, sr24", "stochastic rounding by so many random bits a value; without to nearest"},
     {"headroom", "headroom 1: rounding up never clips"},
     {"top256, v1", "top_scale 256, arithmetic 1"},
 };
@@ -85,7 +85,10 @@ static const char *rule_legal(const char *key) {
 
 static void print_rules(void) {
     printf("keys of a rule; a rule without layers, gemm or operand means all of them\n");
-    for (int i = 0; rule_key(i); i++) printf("  %-14s %s\n", rule_key(i), rule_legal(rule_key(i)));
+    for (int i = 0; rule_key(i); i++) {
+        printf("  %-14s %s; legal: %s\n", rule_key(i), rule_help(rule_key(i)),
+               rule_legal(rule_key(i)));
+    }
     printf("precision.GEMM.OPERAND.KEY=VALUE is the same as a rule at the end, on every layer;\n"
            "GEMMs and their operands:");
     for (int g = 0; g < NUM_GEMMS; g++) {
@@ -97,13 +100,15 @@ static void print_rules(void) {
 static void print_notation(void) {
     printf("operands in plans and recipes\n");
     for (int i = 0; i < ARRAY_LEN(notation); i++) {
-        printf("  %-14s %s\n", notation[i].text, notation[i].meaning);
+        printf("  %-15s %s\n", notation[i].text, notation[i].meaning);
     }
 }
 
 static void help_all(void) {
-    printf("A later source wins: defaults, model.preset, files named by \"extends\" in a file, "
-           "files, KEY=VALUE.\n`help NAME` of a key, group, preset or recipe tells more.\n");
+    printf(
+        "A later source wins: defaults, model.preset, files named by \"extends\" in a file, "
+        "files, KEY=VALUE.\n`help NAME` of a verb, key, group, preset, recipe, field of a rule or "
+        "word of plans tells more.\n");
     for (int g = 0; g < ARRAY_LEN(groups); g++) {
         printf("\n%s%s%s\n", groups[g].name, groups[g].name[0] ? ": " : "", groups[g].title);
         print_keys(groups[g].name);
@@ -114,8 +119,12 @@ static void help_all(void) {
     print_presets();
 }
 
-static void help_key(const ConfigKey *key) {
+/* --- one name: each of these returns 0 where it is nothing of its kind, and prints if asked --- */
+
+static int help_key(const char *name, int print) {
+    const ConfigKey *key = config_key_find(name);
     char legal[512];
+    if (!key || !print) return key != NULL;
     printf("%s: %s\n", key->name, key->help);
     printf("  default  %s\n", default_text(key));
     printf("  legal    %s\n", config_legal(key, legal, sizeof(legal)));
@@ -123,18 +132,24 @@ static void help_key(const ConfigKey *key) {
     if (key->kind == KIND_RECIPE) print_recipes();
     if (key->kind == KIND_RULES) print_rules();
     if (key->kind == KIND_PRESET) print_presets();
+    return 1;
 }
 
-static void help_preset(const Preset *preset) {
+static int help_preset(const char *name, int print) {
+    const Preset *preset = preset_find(name);
+    if (!preset || !print) return preset != NULL;
     printf("model.preset=%s: %s\n", preset->name, preset->summary);
     for (const char *word = preset->settings; *word;) {
         int length = (int)strcspn(word, " ");
         printf("  %.*s\n", length, word);
         word += length + (word[length] == ' ');
     }
+    return 1;
 }
 
-static void help_recipe(const Recipe *recipe) {
+static int help_recipe(const char *name, int print) {
+    const Recipe *recipe = recipe_find(name);
+    if (!recipe || !print) return recipe != NULL;
     printf("precision.recipe=%s: %s\n", recipe->name, recipe->summary);
     for (int g = 0; g < NUM_GEMMS; g++) {
         printf("  %s", gemm_names[g]);
@@ -151,36 +166,74 @@ static void help_recipe(const Recipe *recipe) {
                100 * recipe->keep_last_frac);
     }
     print_notation();
+    return 1;
 }
+
+static int help_cell_key(const char *name, int print) {
+    GemmKind gemm;
+    const char *operand, *field;
+    if (!config_cell_key(name, &gemm, &operand, &field)) return 0;
+    if (!print) return 1;
+    printf("%s: the %s of operand %s in %s, on every layer\n", name, field, operand,
+           gemm_names[gemm]);
+    printf("  legal    %s\n  meaning  %s\n", rule_legal(field), rule_help(field));
+    return 1;
+}
+
+static int help_group(const char *name, int print) {
+    if (!config_is_group(name) || !print) return config_is_group(name);
+    print_keys(name);
+    if (strncmp(name, "precision", strlen("precision")) != 0) return 1;
+    print_rules();
+    print_notation();
+    return 1;
+}
+
+static int help_rule_field(const char *name, int print) {
+    int i = 0;
+    while (rule_key(i) && strcmp(rule_key(i), name) != 0) i++;
+    if (!rule_key(i)) return 0;
+    if (!print) return 1;
+    printf("%s, of a rule (`help precision.rules`): %s\n  legal    %s\n", name, rule_help(name),
+           rule_legal(name));
+    return 1;
+}
+
+/* The name is one of the words of a text, "rht16" of "rht16, ht16". */
+static int help_notation(const char *name, int print) {
+    for (int i = 0; i < ARRAY_LEN(notation); i++) {
+        for (const char *word = notation[i].text; *word;) {
+            size_t length = strcspn(word, ", ");
+            int found = strlen(name) == length && strncmp(word, name, length) == 0;
+            if (found && print) printf("%s: %s\n", notation[i].text, notation[i].meaning);
+            if (found) return 1;
+            word += length + strspn(word + length, ", ");
+        }
+    }
+    return 0;
+}
+
+static int help_name(const char *name, int print) {
+    static int (*const kinds[])(const char *name, int print) = {
+        help_key,   help_preset,     help_recipe,  help_cell_key,
+        help_group, help_rule_field, help_notation};
+    for (int i = 0; i < ARRAY_LEN(kinds); i++) {
+        if (kinds[i](name, print)) return 1;
+    }
+    return 0;
+}
+
+int config_help_knows(const char *name) { return help_name(name, 0); }
 
 void config_help(const char *name) {
     if (!name) {
         help_all();
-        return;
-    }
-    const ConfigKey *key = config_key_find(name);
-    const Preset *preset = preset_find(name);
-    const Recipe *recipe = recipe_find(name);
-    GemmKind gemm;
-    const char *operand, *field;
-    if (key) {
-        help_key(key);
-    } else if (preset) {
-        help_preset(preset);
-    } else if (recipe) {
-        help_recipe(recipe);
-    } else if (config_cell_key(name, &gemm, &operand, &field)) {
-        printf("%s: the %s of operand %s in %s, on every layer\n  legal    %s\n", name, field,
-               operand, gemm_names[gemm], rule_legal(field));
-    } else if (config_is_group(name)) {
-        print_keys(name);
-        if (strncmp(name, "precision", strlen("precision")) != 0) return;
-        print_rules();
-        print_notation();
-    } else {
+    } else if (!help_name(name, 1)) {
         char suggestion[256];
-        die(EXIT_CONFIG, "help: there is no key, group, preset or recipe \"%s\"%s", name,
-            config_suggestion(name, suggestion, sizeof(suggestion)));
+        die(EXIT_CONFIG,
+            "help: there is no verb, key, group, preset, recipe, field of a rule or word of plans "
+            "\"%s\"%s",
+            name, config_suggestion(name, suggestion, sizeof(suggestion)));
     }
 }
 
@@ -209,11 +262,12 @@ void config_help_markdown(void) {
             if (in_group(&config_keys[i], name)) markdown_key(&config_keys[i]);
         }
     }
-    printf("\n### Keys of a rule in `precision.rules`\n\n| key | legal |\n|---|---|\n");
+    printf("\n### Keys of a rule in `precision.rules`\n\n| key | legal | meaning |\n"
+           "|---|---|---|\n");
     for (int i = 0; rule_key(i); i++) {
         printf("| `%s` | ", rule_key(i));
         print_cell(rule_legal(rule_key(i)));
-        printf(" |\n");
+        printf(" | %s |\n", rule_help(rule_key(i)));
     }
     printf("\n### Recipes\n\n| `precision.recipe` | |\n|---|---|\n");
     for (int i = 0; i < num_recipes; i++) {

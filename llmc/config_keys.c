@@ -193,7 +193,8 @@ const ConfigKey config_keys[] = {
      "divides the logits; 0: always the likeliest token", "nanoGPT temperature"},
 
     {KEY(ENUM, plan.device), "auto", 0, 0,
-     "GPU that `plan` predicts a step of, present or not; auto: the device at hand", NULL,
+     "GPU, present or not, that `plan` predicts a step of and judges precision.backend and "
+     "precision.gemm by; auto: the device at hand", NULL,
      CHOICES_OF(device_facts, NUM_DEVICE_MODELS)},
     {KEY(INT64, plan.tokens), "0", 0, MAX_COUNT,
      "tokens that `plan` tells the hours of; 0: those of the run", NULL},

@@ -50,8 +50,9 @@ static const char *range_text(const ConfigKey *key, char *buffer, int size) {
 static const char *choices_text(const ConfigKey *key, char *buffer, int size) {
     int at = 0;
     for (int i = 0; config_choice(key, i) && at < size; i++) {
-        at += snprintf(buffer + at, (size_t)(size - at), "%s%s", i ? ", " : "",
-                       config_choice(key, i));
+        const char *choice = config_choice(key, i), *quote = strchr(choice, ' ') ? "\"" : "";
+        at += snprintf(buffer + at, (size_t)(size - at), "%s%s%s%s", i ? ", " : "", quote, choice,
+                       quote);
     }
     return buffer;
 }
@@ -231,10 +232,23 @@ static cJSON *get_bool(const void *at, const ConfigKey *key) {
     return cJSON_CreateBool(*(const int *)at);
 }
 
+/* 1 for texts that differ in case, spaces and dashes at most: "rtx5090" and "RTX 5090". */
+static int is_alike(const char *a, const char *b) {
+    for (;; a++, b++) {
+        a += strspn(a, " -_");
+        b += strspn(b, " -_");
+        if (tolower((unsigned char)*a) != tolower((unsigned char)*b)) return 0;
+        if (!*a) return 1;
+    }
+}
+
+/* Presets and recipes are names, and are what they are. */
 static int checked_choice(const ConfigKey *key, const cJSON *value, const Where *w) {
     if (!cJSON_IsString(value)) fail_type(key, value, w);
+    int exactly = key->kind != KIND_ENUM;
     for (int i = 0; config_choice(key, i); i++) {
-        if (strcmp(config_choice(key, i), value->valuestring) == 0) return i;
+        const char *choice = config_choice(key, i), *given = value->valuestring;
+        if (exactly ? strcmp(choice, given) == 0 : is_alike(choice, given)) return i;
     }
     char legal[512];
     config_fail(w, "is \"%.64s\"; legal: %s", value->valuestring,

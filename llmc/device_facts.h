@@ -31,6 +31,8 @@ typedef struct { double forward, backward; } AttentionShare;
 typedef struct {
     const char *name;             // "RTX PRO 6000", as in plan.device
     const char *cuda_name;        // text in the name that CUDA gives it
+    int compute_capability;       // 90 for sm_90
+    int measured;                 // 1: this program was timed on it
     double peak[NUM_UNITS];       // FLOP/s, dense, sums in FP32; 0: there is no such unit
     double bandwidth, memory;     // bytes a second, bytes
     int multiprocessors;

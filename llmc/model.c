@@ -10,8 +10,8 @@
 enum { VOCAB_ALIGN = 128 };
 
 static const char *const arena_names[NUM_ARENAS] = {
-    "parameters",        "gradients",           "optimizer",    "quantised weights",
-    "saved activations", "scratch activations", "op workspace",
+    "parameters",         "gradients",         "optimizer",           "quantised weights",
+    "tables, step state", "saved activations", "scratch activations", "op workspace",
 };
 
 Linear *model_linear(Model *m, int id) {
@@ -245,10 +245,9 @@ static void layout(Model *m, const Config *c, const Ops *ops, int training) {
                       training);
     for (int id = 0; id < model_num_linears(m); id++)
         linear_place_weights(&m->engine, model_linear(m, id), &a[ARENA_WEIGHTS]);
-    m->engine.state =
-        (StepState *)arena_tensor(&a[ARENA_WEIGHTS], DT_U8, 1, sizeof(StepState)).data;
+    m->engine.state = (StepState *)arena_tensor(&a[ARENA_TABLES], DT_U8, 1, sizeof(StepState)).data;
     if (m->config.pos == POS_ROPE) {
-        m->rope_table = arena_tensor(&a[ARENA_WEIGHTS], DT_F32, m->max_T, m->config.head_dim);
+        m->rope_table = arena_tensor(&a[ARENA_TABLES], DT_F32, m->max_T, m->config.head_dim);
         for (int i = 0; i < m->num_branches; i++) m->blocks[i].rope_table = m->rope_table;
     }
     place_activations(m, &a[ARENA_SAVED], &a[ARENA_SCRATCH], training);

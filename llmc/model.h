@@ -6,8 +6,9 @@ blocks after the pattern, final norm, output head. Owns the arenas; knows no fil
 Precision: blocks' linears follow the recipe and its rules; embedding, norms, attention products and
 head stay in the model dtype (arXiv:2509.25149 section 4.1).
 
-Memory (arenas by lifetime): parameters, gradients, optimizer, quantised weights, saved activations,
-scratch activations, op workspace. All of it is taken in model_build; nothing later allocates.
+Memory (arenas by lifetime): parameters, gradients, optimizer, quantised weights, tables (rotary
+angles, StepState), saved activations, scratch activations, op workspace. All of it is taken in
+model_place; nothing later allocates.
 */
 #ifndef LLMC_MODEL_H
 #define LLMC_MODEL_H
@@ -19,8 +20,8 @@ extern "C" {
 #endif
 
 typedef enum {
-    ARENA_PARAMETERS, ARENA_GRADIENTS, ARENA_OPTIMIZER, ARENA_WEIGHTS, ARENA_SAVED, ARENA_SCRATCH,
-    ARENA_WORKSPACE,
+    ARENA_PARAMETERS, ARENA_GRADIENTS, ARENA_OPTIMIZER, ARENA_WEIGHTS, ARENA_TABLES, ARENA_SAVED,
+    ARENA_SCRATCH, ARENA_WORKSPACE,
     NUM_ARENAS
 } ArenaId;
 

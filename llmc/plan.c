@@ -40,19 +40,39 @@ static const char *how_multiplied(const Engine *e, const Linear *l, GemmKind g) 
     return backend_gemm_name(e, l, g);
 }
 
-static void gemm_line(Text *t, const Engine *e, const char *name, const Linear *l, GemmKind g,
-                      const GemmRate *rates) {
+/* The lines of GEMMs: what they are about, and how wide their columns are. */
+typedef struct {
+    Text text;
+    const Engine *engine;
+    const GemmRate *rates;
+    int operand_width;
+} Table;
+enum { NAME_WIDTH = 27 };   // "embedding, norms, attention"
+
+static int operand_width(Model *m) {
+    int width = 0;
+    for (int i = 0; i < NUM_GEMMS * NUM_SIDES * model_num_linears(m); i++) {
+        const LinearPlan *plan = &model_linear(m, i / (NUM_GEMMS * NUM_SIDES))->plan;
+        char text[64];
+        operand_describe(&plan->cell[i / NUM_SIDES % NUM_GEMMS][i % NUM_SIDES], text, sizeof(text));
+        width = (int)max_i64(width, (int64_t)strlen(text));
+    }
+    return width;
+}
+
+static void gemm_line(Table *t, const char *name, const Linear *l, GemmKind g) {
     char a[64], b[64];
     operand_describe(&l->plan.cell[g][SIDE_A], a, sizeof(a));
     operand_describe(&l->plan.cell[g][SIDE_B], b, sizeof(b));
-    text_add(t, "%-26s %s  %-2s %-22s %s %-22s %s", name, gemm_names[g], operand_names[g][SIDE_A],
-             a, operand_names[g][SIDE_B], b, how_multiplied(e, l, g));
-    if (e->device) text_add(t, ", %s", backend_kernel(e, l, g));
-    const GemmRate *rate = rates ? &rates[l->id * NUM_GEMMS + (int)g] : NULL;
-    if (rate && rate->planned > 0) text_add(t, "  %.0f TFLOP/s", rate->planned * 1e-12);
+    text_add(&t->text, "%-*s %s  %-2s %-*s %s %-*s  %s", NAME_WIDTH, name, gemm_names[g],
+             operand_names[g][SIDE_A], t->operand_width, a, operand_names[g][SIDE_B],
+             t->operand_width, b, how_multiplied(t->engine, l, g));
+    if (t->engine->device) text_add(&t->text, ", %s", backend_kernel(t->engine, l, g));
+    const GemmRate *rate = t->rates ? &t->rates[l->id * NUM_GEMMS + (int)g] : NULL;
+    if (rate && rate->planned > 0) text_add(&t->text, "  %.0f TFLOP/s", rate->planned * 1e-12);
     if (rate && rate->bf16 > 0 && rate->bf16 != rate->planned)
-        text_add(t, " (bf16 %.0f)", rate->bf16 * 1e-12);
-    text_add(t, "\n");
+        text_add(&t->text, " (bf16 %.0f)", rate->bf16 * 1e-12);
+    text_add(&t->text, "\n");
 }
 
 static int same_plan(const LinearPlan *a, const LinearPlan *b) {
@@ -74,8 +94,7 @@ static int last_alike(Model *m, int first, int stride) {
     return last;
 }
 
-static void linear_lines(Text *t, const Engine *e, const Block *first, const Block *last,
-                         const Linear *l, const GemmRate *rates) {
+static void linear_lines(Table *t, const Block *first, const Block *last, const Linear *l) {
     const char *linear_name = l == &first->in ? first->kind->in_name : first->kind->out_name;
     char name[96];
     if (first == last) {
@@ -84,17 +103,18 @@ static void linear_lines(Text *t, const Engine *e, const Block *first, const Blo
         snprintf(name, sizeof(name), "blocks.%d-%d.%s.%s", first->index, last->index,
                  first->kind->name, linear_name);
     }
-    for (int g = 0; g < NUM_GEMMS; g++) gemm_line(t, e, name, l, (GemmKind)g, rates);
+    for (int g = 0; g < NUM_GEMMS; g++) gemm_line(t, name, l, (GemmKind)g);
 }
 
 char *plan_precision_text(Model *m, int brief, const GemmRate *rates) {
-    Text t = {NULL, 0, 0};
+    Table t = {{NULL, 0, 0}, &m->engine, rates, operand_width(m)};
+    const char *dtype = dtype_info[m->config.dtype].name;
     int quantized = plan_quantized_gemms(m), all = NUM_GEMMS * model_num_linears(m);
     if (brief && quantized == 0 && !rates) {
-        text_add(&t, "all %d GEMMs of the linears\n", all);
-        return t.text;
+        text_add(&t.text, "all %d GEMMs of the linears\n", all);
+        return t.text.text;
     }
-    if (brief) text_add(&t, "formats as in `help precision`\n");
+    if (brief) text_add(&t.text, "on the device at hand; formats as in `help precision`\n");
     int stride = m->config.pattern[0] ? 1 : 2;
     char *printed = (char *)xmalloc((size_t)m->num_branches);
     for (int i = 0; i < m->num_branches; i++) {
@@ -102,14 +122,14 @@ char *plan_precision_text(Model *m, int brief, const GemmRate *rates) {
         int last = brief ? last_alike(m, i, stride) : i;
         for (int j = i; j <= last; j += stride) printed[j] = 1;
         const Block *b = &m->blocks[i];
-        linear_lines(&t, &m->engine, b, &m->blocks[last], &b->in, rates);
-        linear_lines(&t, &m->engine, b, &m->blocks[last], &b->out, rates);
+        linear_lines(&t, b, &m->blocks[last], &b->in);
+        linear_lines(&t, b, &m->blocks[last], &b->out);
     }
     free(printed);
-    text_add(&t, "%-26s %s\n", "embedding, norms, attention", dtype_info[m->config.dtype].name);
-    text_add(&t, "%-26s %s\n", "head", dtype_info[m->config.dtype].name);
-    text_add(&t, "GEMMs with quantised operands: %d of %d a micro-step\n", quantized, all);
-    return t.text;
+    text_add(&t.text, "%-*s %s\n", NAME_WIDTH, "embedding, norms, attention", dtype);
+    text_add(&t.text, "%-*s %s\n", NAME_WIDTH, "head", dtype);
+    text_add(&t.text, "GEMMs with quantised operands: %d of %d a micro-step\n", quantized, all);
+    return t.text.text;
 }
 
 int plan_quantized_gemms(Model *m) {
@@ -118,15 +138,6 @@ int plan_quantized_gemms(Model *m) {
         count += linear_quantized_gemms(model_linear(m, id));
     }
     return count;
-}
-
-static int recipe_is_quantized(const Recipe *recipe) {
-    for (int g = 0; g < NUM_GEMMS; g++) {
-        for (int s = 0; s < NUM_SIDES; s++) {
-            if (format_is_quantized(recipe->plan.cell[g][s].format)) return 1;
-        }
-    }
-    return 0;
 }
 
 void plan_precision_tag(Model *m, const Config *c, char *buffer, int size) {

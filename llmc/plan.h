@@ -12,10 +12,10 @@ uses, memory by arena, tokens and FLOPs of a step. Text only; it decides nothing
 extern "C" {
 #endif
 
-/* One line per linear and GEMM: formats, what runs it, and, where rates were measured, its TFLOP/s
-   beside BF16's. With `brief`, for reading behind the recipe's name, blocks that agree share a line
-   ("blocks.0-9.attn.qkv"), and there is one line in all where no GEMM is quantised and nothing was
-   measured. `rates` of gemm_rates_measure, or NULL. Caller frees. */
+/* One line per linear and GEMM: formats, what runs it on the engine's device, and, where rates were
+   measured, its TFLOP/s beside BF16's. With `brief`, for reading behind the recipe's name, blocks
+   that agree share a line ("blocks.0-9.attn.qkv"), and there is one line in all where no GEMM is
+   quantised and nothing was measured. `rates` of gemm_rates_measure, or NULL. Caller frees. */
 char *plan_precision_text(Model *m, int brief, const GemmRate *rates);
 /* Arena sizes in MiB, after model_measure or model_place. Caller frees. */
 char *plan_memory_text(const Model *m);

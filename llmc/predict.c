@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "backend.h"
 #include "common.h"
 
 /* What this program reaches, as shares of a device's bandwidth; all measured on an H200 of 4.8 TB/s
@@ -56,31 +57,21 @@ const char *const predict_term_names[NUM_TERMS] = {
 typedef struct {
     Model *m;
     const DeviceFacts *facts;
-    Device device;        // as much of it as gemm_slices asks for
+    Device device;        // backend_device
     Engine engine;        // as much of it as linear_gemm_form asks for
     int64_t tokens;       // of a micro-batch
     double micro_steps;   // of an optimizer step
     Prediction sum;
 } Count;
 
-Fp4Gemm predict_fp4(const Config *c, DeviceModel device) {
-    int native = device_facts[device].peak[UNIT_FP4] > 0;
-    return native && c->precision.backend != BACKEND_EMULATE ? FP4_LIBRARY : FP4_EMULATED;
-}
-
-int predict_fp8(const Config *c, DeviceModel device) {
-    return device_facts[device].peak[UNIT_FP8] > 0 && c->precision.backend != BACKEND_EMULATE;
-}
-
 static void count_open(Count *n, Model *m, const Config *c, DeviceModel model, int ranks) {
     CHECK(model != DEVICE_MODEL_AUTO, "prediction for a device that nothing is known of");
     memset(n, 0, sizeof(*n));
     n->m = m;
     n->facts = &device_facts[model];
-    n->device.native_fp4 = n->facts->peak[UNIT_FP4] > 0;
-    n->device.num_threads = n->facts->multiprocessors;
-    n->engine.fp4 = predict_fp4(c, model);
-    n->engine.fp8 = predict_fp8(c, model);
+    n->device = backend_device(model);
+    n->engine.fp4 = backend_fp4(c, &n->device);
+    n->engine.fp8 = backend_fp8(c, &n->device);
     n->tokens = (int64_t)c->batch.micro * c->batch.seq_len;
     n->micro_steps = config_accumulation(c, ranks);
     n->sum.tokens = n->micro_steps * (double)n->tokens;
@@ -342,12 +333,17 @@ static double seconds_with_quantising(const Count *n, const Linear *l, GemmKind 
     return seconds;
 }
 
+const Recipe *predict_recipe(const Config *c) {
+    return recipe_is_quantized(c->precision.recipe) ? c->precision.recipe : recipe_find("nvfp4");
+}
+
 Crossover predict_crossover(Model *m, const Config *c, DeviceModel device, int linear, GemmKind g) {
     Count n;
     count_open(&n, m, c, device, 1);
-    Linear bf16 = *model_linear(m, linear), nvfp4 = bf16;
+    Linear bf16 = *model_linear(m, linear), quantised = bf16;
     bf16.plan = recipe_find("bf16")->plan;
-    nvfp4.plan = recipe_find("nvfp4")->plan;
-    Crossover x = {seconds_with_quantising(&n, &bf16, g), seconds_with_quantising(&n, &nvfp4, g)};
+    quantised.plan = predict_recipe(c)->plan;
+    Crossover x = {seconds_with_quantising(&n, &bf16, g),
+                   seconds_with_quantising(&n, &quantised, g)};
     return x;
 }

@@ -8,6 +8,7 @@ communication, evaluation and loading. Measures nothing.
   quantising     as linear.h does it: maxima of a tensor in one pass, its operands in another
   all else       bytes / bandwidth, each tensor read or written once an op
 A plan whose formats the device has no units for is counted in BF16, with its quantising: emulated.
+Of the program's own kernel (precision.gemm=mma) no rate is known: a step with it has no prediction.
 */
 #ifndef LLMC_PREDICT_H
 #define LLMC_PREDICT_H
@@ -40,19 +41,18 @@ typedef struct {
     Cost step;               // their sum
 } Prediction;
 
-/* One product of a linear on `tokens` rows, in BF16 and in the recipe nvfp4, each with its share of
+/* One product of a linear on a micro-batch, in BF16 and in predict_recipe, each with its share of
    what quantising costs. */
-typedef struct { double bf16, nvfp4; } Crossover;
+typedef struct { double bf16, quantised; } Crossover;
 
-/* What would multiply NVFP4 operands there, and whether FP8 codes would be: as in Engine. */
-Fp4Gemm predict_fp4(const Config *c, DeviceModel device);
-int predict_fp8(const Config *c, DeviceModel device);
+/* What BF16 is compared with: the run's recipe where it quantises, else nvfp4. */
+const Recipe *predict_recipe(const Config *c);
 /* `m` after model_declare; `ranks` share the step's tokens. */
 Prediction predict_step(Model *m, const Config *c, DeviceModel device, int ranks);
 Crossover predict_crossover(Model *m, const Config *c, DeviceModel device, int linear, GemmKind g);
 /* What the verb plan prints for plan.device: the terms, memory, the time of plan.tokens or of the
-   run's `steps` (0: not known), and the crossover of each product; or one line that says why there
-   is no prediction. `m` after model_measure, and measured again. Caller frees. */
+   run's `steps` (0: not known), and the crossover of each product, in figures of three digits; or
+   why there is no prediction. `m` after model_measure, and measured again. Caller frees. */
 char *predict_text(Model *m, const Config *c, int ranks, int64_t steps);
 
 #ifdef __cplusplus

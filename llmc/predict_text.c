@@ -1,68 +1,99 @@
 /* predict_text -- a prediction as the lines of the verb plan; see predict.h. */
 #include <stdlib.h>
+#include <string.h>
 
+#include "backend.h"
 #include "common.h"
+#include "plan.h"
 #include "predict.h"
 
 /* Of a device's memory; the driver and the libraries keep the rest. */
 static const double MEMORY_SHARE = 0.95;
 
-/* NULL, or why nothing can be said of this run. */
-static const char *unpredictable(const Config *c, DeviceModel device) {
-    if (device == DEVICE_MODEL_AUTO)
-        return "nothing is known of the device at hand; name one by plan.device (`help "
-               "plan.device`)";
-    if (c->model.dtype == DT_F32) return "recipe f32 runs on the CPU only";
-    if (c->precision.gemm == GEMM_KERNEL_MMA) return "the rate of precision.gemm=mma is not known";
-    return NULL;
+typedef struct {
+    FILE *out;
+    Model *m;   // its engine is that of the predicted device
+    const Config *c;
+    const DeviceFacts *facts;
+    DeviceModel device;
+    int ranks;
+} Page;
+
+/* --- figures --- */
+
+typedef struct {
+    char text[32];
+} Figure;
+
+/* Three significant digits; a count of this kind is not worth more. */
+static Figure figure(double x) {
+    Figure f;
+    snprintf(f.text, sizeof(f.text), "%.2e", x);
+    int exponent = atoi(strchr(f.text, 'e') + 1);
+    double rounded = strtod(f.text, NULL);
+    snprintf(f.text, sizeof(f.text), "%.*f", exponent < 2 ? 2 - exponent : 0, rounded);
+    return f;
 }
 
 static void print_cost(FILE *out, const char *name, Cost cost, double step_seconds) {
-    fprintf(out, "  %-22s %10.2f TFLOP %10.2f GB %10.2f ms %6.1f %%\n", name, cost.flops * 1e-12,
-            cost.bytes * 1e-9, cost.seconds * 1e3, 100 * cost.seconds / step_seconds);
+    fprintf(out, "  %-22s %10s TFLOP %10s GB %10s ms %6.1f %%\n", name,
+            figure(cost.flops * 1e-12).text, figure(cost.bytes * 1e-9).text,
+            figure(cost.seconds * 1e3).text, 100 * cost.seconds / step_seconds);
 }
 
-static void print_terms(FILE *out, const Prediction *p) {
+static void print_terms(const Page *page, const Prediction *p) {
     for (int i = 0; i < NUM_TERMS; i++) {
         if (p->term[i].seconds > 0)
-            print_cost(out, predict_term_names[i], p->term[i], p->step.seconds);
+            print_cost(page->out, predict_term_names[i], p->term[i], p->step.seconds);
     }
-    print_cost(out, "step", p->step, p->step.seconds);
-    fprintf(out, "  %.0f tokens/s\n", p->tokens / p->step.seconds);
+    print_cost(page->out, "step", p->step, p->step.seconds);
+    fprintf(page->out, "  %s tokens/s\n", figure(p->tokens / p->step.seconds).text);
 }
 
-/* Arenas as they would be there. The op workspace is left out: it is of the device at hand. */
-static void print_memory(FILE *out, Model *m, const Config *c, DeviceModel device) {
-    Engine at_hand = m->engine;
-    m->engine.fp4 = predict_fp4(c, device);
-    m->engine.fp8 = predict_fp8(c, device);
-    model_measure(m, c, at_hand.device, at_hand.ops, at_hand.training);
-    double bytes = 0, memory = device_facts[device].memory;
+/* The op workspace is left out: it is of the device at hand. */
+static void print_memory(const Page *page) {
+    double bytes = 0, memory = page->facts->memory;
     for (int i = 0; i < NUM_ARENAS; i++)
-        bytes += i == ARENA_WORKSPACE ? 0 : (double)m->arenas[i].used;
-    m->engine.fp4 = at_hand.fp4;
-    m->engine.fp8 = at_hand.fp8;
-    model_measure(m, c, at_hand.device, at_hand.ops, at_hand.training);
-    fprintf(out, "  memory without op workspace %.1f of %.0f GB%s\n", bytes * 1e-9, memory * 1e-9,
-            bytes > MEMORY_SHARE * memory ? ": does not fit" : "");
+        bytes += i == ARENA_WORKSPACE ? 0 : (double)page->m->arenas[i].used;
+    fprintf(page->out, "  memory without op workspace %s of %.0f GB%s\n", figure(bytes * 1e-9).text,
+            memory * 1e-9, bytes > MEMORY_SHARE * memory ? ": does not fit" : "");
 }
 
-static void print_length(FILE *out, const Config *c, const Prediction *p, int ranks,
-                         int64_t steps) {
-    double step_tokens = p->tokens * ranks, tokens = (double)steps * step_tokens;
+static void print_length(const Page *page, const Prediction *p, int64_t steps) {
+    const Config *c = page->c;
+    double step_tokens = p->tokens * page->ranks, tokens = (double)steps * step_tokens;
     if (steps == 0) tokens = (double)c->train.tokens;
     if (steps == 0 && c->train.steps > 0) tokens = (double)c->train.steps * step_tokens;
     if (c->plan.tokens > 0) tokens = (double)c->plan.tokens;
     if (tokens == 0) return;
     double hours = tokens / p->tokens * p->step.seconds / 3600;
-    fprintf(out, "  %.4g tokens: %.*f hours on one\n", tokens, hours < 100 ? 2 : 0, hours);
+    fprintf(page->out, "  %.4g tokens: %s hours on one\n", tokens, figure(hours).text);
+}
+
+/* --- the program's own kernel, whose rate is not known --- */
+
+static int multiplies_by_mma(const Engine *e, const Linear *l) {
+    if (e->fp4 != FP4_MMA) return 0;
+    for (int g = 0; g < NUM_GEMMS; g++) {
+        int has_blocks = format_has_blocks(l->plan.cell[g][SIDE_A].format);
+        if (has_blocks && linear_gemm_form(e, l, (GemmKind)g) == FORM_PACKED) return 1;
+    }
+    return 0;
+}
+
+static int some_linear_multiplies_by_mma(Model *m) {
+    for (int id = 0; id < model_num_linears(m); id++) {
+        if (multiplies_by_mma(&m->engine, model_linear(m, id))) return 1;
+    }
+    return 0;
 }
 
 /* --- crossover --- */
 
-static void print_crossover(FILE *out, const char *name, Crossover x) {
-    fprintf(out, "    %s  bf16 %9.1f us  nvfp4 %9.1f us  ", name, x.bf16 * 1e6, x.nvfp4 * 1e6);
-    if (x.nvfp4 < x.bf16) fprintf(out, "nvfp4 %.2fx\n", x.bf16 / x.nvfp4);
+static void print_crossover(FILE *out, const char *name, const char *recipe, Crossover x) {
+    fprintf(out, "    %s  bf16 %9s us  %s %9s us  ", name, figure(x.bf16 * 1e6).text, recipe,
+            figure(x.quantised * 1e6).text);
+    if (x.quantised < x.bf16) fprintf(out, "%s %.2fx\n", recipe, x.bf16 / x.quantised);
     else fprintf(out, "bf16 faster\n");
 }
 
@@ -74,23 +105,66 @@ static int shape_is_new(Model *m, int id) {
     return 1;
 }
 
-static void print_crossovers(FILE *out, Model *m, const Config *c, DeviceModel device) {
-    fprintf(out, "  products of %lld tokens, with their part of quantising; nvfp4 %s\n",
-            (long long)c->batch.micro * c->batch.seq_len,
-            predict_fp4(c, device) == FP4_EMULATED ? "emulated" : "native");
+static void print_crossovers(const Page *page) {
+    FILE *out = page->out;
+    Model *m = page->m;
+    const Recipe *recipe = predict_recipe(page->c);
+    Linear quantised = *model_linear(m, 0);
+    quantised.plan = recipe->plan;
+    if (multiplies_by_mma(&m->engine, &quantised)) return;
+    fprintf(out, "  products of %lld tokens, with their part of quantising; on one %s %s %s\n",
+            (long long)page->c->batch.micro * page->c->batch.seq_len, page->facts->name,
+            recipe->name, backend_gemm_name(&m->engine, &quantised, GEMM_FPROP));
     for (int id = 0; id < model_num_linears(m); id++) {
         if (!shape_is_new(m, id)) continue;
         const Linear *l = model_linear(m, id);
         Crossover all = {0, 0};
         fprintf(out, "   %d -> %d, as %s\n", l->in, l->out, l->name);
         for (int g = 0; g < NUM_GEMMS; g++) {
-            Crossover x = predict_crossover(m, c, device, id, (GemmKind)g);
-            print_crossover(out, gemm_names[g], x);
+            Crossover x = predict_crossover(m, page->c, page->device, id, (GemmKind)g);
+            print_crossover(out, gemm_names[g], recipe->name, x);
             all.bf16 += x.bf16;
-            all.nvfp4 += x.nvfp4;
+            all.quantised += x.quantised;
         }
-        print_crossover(out, "all  ", all);
+        print_crossover(out, "all  ", recipe->name, all);
     }
+}
+
+/* --- the page --- */
+
+static void print_page(const Page *page, int64_t steps) {
+    char tag[64];
+    plan_precision_tag(page->m, page->c, tag, sizeof(tag));
+    if (some_linear_multiplies_by_mma(page->m)) {
+        fprintf(page->out,
+                "predicted   no time on one %s, %s: the rate of precision.gemm=mma is not known\n",
+                page->facts->name, tag);
+        print_memory(page);
+        return;
+    }
+    Prediction p = predict_step(page->m, page->c, page->device, page->ranks);
+    fprintf(page->out, "predicted   on one %s, %s: %.0f tokens a step%s\n", page->facts->name, tag,
+            p.tokens, page->ranks > 1 ? ", without communication" : "");
+    fprintf(page->out, "  computed from rooflines, %s\n",
+            page->facts->measured ? "with the shares of them that were measured on this GPU"
+                                  : "never measured on Blackwell");
+    print_terms(page, &p);
+    print_memory(page);
+    print_length(page, &p, steps);
+    print_crossovers(page);
+}
+
+/* With the model's engine and arenas as they would be there, and then again as they are. */
+static void print_there(Page *page, int64_t steps) {
+    Engine *e = &page->m->engine, at_hand = *e;
+    Device there = backend_device(page->device);
+    e->fp4 = backend_fp4(page->c, &there);
+    e->fp8 = backend_fp8(page->c, &there);
+    model_measure(page->m, page->c, &there, at_hand.ops, at_hand.training);
+    print_page(page, steps);
+    e->fp4 = at_hand.fp4;
+    e->fp8 = at_hand.fp8;
+    model_measure(page->m, page->c, at_hand.device, at_hand.ops, at_hand.training);
 }
 
 char *predict_text(Model *m, const Config *c, int ranks, int64_t steps) {
@@ -100,17 +174,14 @@ char *predict_text(Model *m, const Config *c, int ranks, int64_t steps) {
     CHECK(out, "no memory for the text of a prediction");
     DeviceModel device = c->plan.device;
     if (device == DEVICE_MODEL_AUTO) device = device_model_find(m->engine.device->name);
-    const char *why_not = unpredictable(c, device);
-    if (why_not) {
-        fprintf(out, "predicted   nothing: %s", why_not);
+    if (device == DEVICE_MODEL_AUTO) {
+        fprintf(out, "predicted   nothing: nothing is known of the device at hand; name one by "
+                     "plan.device (`help plan.device`)");
+    } else if (c->model.dtype == DT_F32) {
+        fprintf(out, "predicted   nothing: recipe f32 runs on the CPU only");
     } else {
-        Prediction p = predict_step(m, c, device, ranks);
-        fprintf(out, "predicted   one %s, %.0f tokens a step%s\n", device_facts[device].name,
-                p.tokens, ranks > 1 ? ", without communication" : "");
-        print_terms(out, &p);
-        print_memory(out, m, c, device);
-        print_length(out, c, &p, ranks, steps);
-        print_crossovers(out, m, c, device);
+        Page page = {out, m, c, &device_facts[device], device, ranks};
+        print_there(&page, steps);
     }
     fclose(out);
     if (text[bytes - 1] == '\n') text[bytes - 1] = '\0';

@@ -65,9 +65,19 @@ const Recipe *recipe_find(const char *name) {
     return NULL;
 }
 
+int recipe_is_quantized(const Recipe *recipe) {
+    for (int g = 0; g < NUM_GEMMS; g++) {
+        for (int s = 0; s < NUM_SIDES; s++) {
+            if (format_is_quantized(recipe->plan.cell[g][s].format)) return 1;
+        }
+    }
+    return 0;
+}
+
 /* --- rules --- */
 
-/* One row a field of Operand that a rule can set: its legal texts, and what each stands for. */
+/* One row a field of Operand that a rule can set: what it says, its legal texts, and what each
+   stands for. */
 typedef struct {
     const char *text;
     int value;
@@ -75,22 +85,33 @@ typedef struct {
 typedef struct {
     const char *key;
     size_t offset;
+    const char *help;
     Choice choices[5];
 } OperandField;
 // clang-format off
 #define FIELD(key) #key, offsetof(Operand, key)
 static const OperandField operand_fields[] = {
-    {FIELD(format),      {{"f32", FORMAT_F32}, {"bf16", FORMAT_BF16}, {"nvfp4", FORMAT_NVFP4},
-                          {"e4m3", FORMAT_E4M3}, {"e5m2", FORMAT_E5M2}}},
-    {FIELD(tile),        {{"row", TILE_ROW}, {"square", TILE_SQUARE}}},
-    {FIELD(hadamard),    {{"0", 0}, {"16", 16}}},
-    {FIELD(signs),       {{"fixed", SIGNS_FIXED}, {"none", SIGNS_NONE}}},
-    {FIELD(rounding),    {{"nearest", ROUND_NEAREST}, {"stochastic", ROUND_STOCHASTIC}}},
-    {FIELD(dither_bits), {{"8", 8}, {"16", 16}, {"24", 24}}},
-    {FIELD(source),      {{"tensor", SOURCE_TENSOR}, {"transposed", SOURCE_TRANSPOSED}}},
-    {FIELD(headroom),    {{"0", 0}, {"1", 1}}},
-    {FIELD(top_scale),   {{"448", 448}, {"256", 256}}},
-    {FIELD(arithmetic),  {{"2", 2}, {"1", 1}}},
+    {FIELD(format), "number format of the operand",
+     {{"f32", FORMAT_F32}, {"bf16", FORMAT_BF16}, {"nvfp4", FORMAT_NVFP4},
+      {"e4m3", FORMAT_E4M3}, {"e5m2", FORMAT_E5M2}}},
+    {FIELD(tile), "what shares a scale: 1x16 along the contraction, or 16x16, of weights only",
+     {{"row", TILE_ROW}, {"square", TILE_SQUARE}}},
+    {FIELD(hadamard), "size of the transform before quantising; the same on both operands",
+     {{"0", 0}, {"16", 16}}},
+    {FIELD(signs), "of that transform: the fixed sign vector, or all +",
+     {{"fixed", SIGNS_FIXED}, {"none", SIGNS_NONE}}},
+    {FIELD(rounding), "to nearest even, or up with a probability that keeps the mean",
+     {{"nearest", ROUND_NEAREST}, {"stochastic", ROUND_STOCHASTIC}}},
+    {FIELD(dither_bits), "random bits a value in stochastic rounding",
+     {{"8", 8}, {"16", 16}, {"24", 24}}},
+    {FIELD(source), "of dgrad's w: quantised anew, or fprop's codes read the other way",
+     {{"tensor", SOURCE_TENSOR}, {"transposed", SOURCE_TRANSPOSED}}},
+    {FIELD(headroom), "1: block scales 17/16 larger, so that stochastic rounding never clips",
+     {{"0", 0}, {"1", 1}}},
+    {FIELD(top_scale), "block scale that the tensor's maximum gets",
+     {{"448", 448}, {"256", 256}}},
+    {FIELD(arithmetic), "of block scales: 2 as TransformerEngine has it, 1 as the paper has it",
+     {{"2", 2}, {"1", 1}}},
 };
 // clang-format on
 
@@ -174,8 +195,9 @@ static int segment_range(const char *segment, int length, int *first, int *last)
 static const char *rule_set_layers(Rule *rule, const char *value) {
     if (value[0] == '\0' || strlen(value) >= sizeof(rule->layers)) {
         snprintf(message, sizeof(message),
-                 "a layer pattern has 1 to %d characters, like \"blocks.10-11.*\"",
-                 (int)sizeof(rule->layers) - 1);
+                 "\"%.64s\" is not a layer pattern; legal: names, numbers, ranges and * between "
+                 "dots, like blocks.10-11.*, up to %d characters",
+                 value, (int)sizeof(rule->layers) - 1);
         return message;
     }
     int first, last;
@@ -213,12 +235,29 @@ const char *rule_set(Rule *rule, const char *key, const char *value) {
     return message;
 }
 
-static const char *const rule_heads[] = {"layers", "gemm", "operand", "recipe"};
+static const struct {
+    const char *key, *help;
+} rule_heads[] = {
+    {"layers", "the linears whose names match"},
+    {"gemm", "that GEMM of these, * for all"},
+    {"operand", "that operand of it, * for both"},
+    {"recipe", "takes over the recipe's cells, before the fields below"},
+};
 
 const char *rule_key(int i) {
     int field = i - ARRAY_LEN(rule_heads);
-    if (field < 0) return rule_heads[i];
+    if (field < 0) return rule_heads[i].key;
     return field < ARRAY_LEN(operand_fields) ? operand_fields[field].key : NULL;
+}
+
+const char *rule_help(const char *key) {
+    for (int i = 0; rule_key(i); i++) {
+        if (strcmp(key, rule_key(i)) != 0) continue;
+        int field = i - ARRAY_LEN(rule_heads);
+        return field < 0 ? rule_heads[i].help : operand_fields[field].help;
+    }
+    CHECK(0, "\"%s\" is no key of a rule", key);
+    return NULL;
 }
 
 static const char *gemms_text(unsigned gemms) {

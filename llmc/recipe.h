@@ -92,6 +92,7 @@ typedef struct {
 extern const Recipe recipes[];
 extern const int num_recipes;
 const Recipe *recipe_find(const char *name);   // NULL if absent
+int recipe_is_quantized(const Recipe *recipe);   // 1: some cell is
 
 /* A rule: for the linears whose name matches `layers`, for the chosen GEMMs and operands, take the
    cells of `recipe` (when set), then overwrite single fields. Rules apply in order, so the last
@@ -118,6 +119,8 @@ const char *rule_keys(void);
 /* For a config that writes its rules out: key number i that rule_set knows (NULL past the last),
    and the text that sets it as this rule has it (NULL where the rule leaves it alone). */
 const char *rule_key(int i);
+/* One line on what a key of rule_key says. */
+const char *rule_help(const char *key);
 const char *rule_get(const Rule *rule, const char *key);
 
 LinearPlan recipe_resolve(const Recipe *base, const Rule *rules, int num_rules,

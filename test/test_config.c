@@ -629,7 +629,7 @@ static const BadWords bad_words[] = {
     {{"precision.rules=[{},{\"gemm\":\"dgrad\",\"operand\":\"x\",\"rounding\":\"nearest\"}]"},
      "command line: key \"precision.rules[1]\" changes nothing: no such operand \"x\"; operands of "
      "dgrad: dy, w"},
-    {{"precision.rules=[{\"layers\":\"\"}]"}, "a layer pattern has 1 to 95 characters"},
+    {{"precision.rules=[{\"layers\":\"\"}]"}, "\"\" is not a layer pattern; legal: names, numbers"},
     {{"precision.wgrad.x.hadamard=8"},
      "command line: key \"precision.wgrad.x.hadamard\" is refused"},
     {{"seed=12a"}, "key \"seed\" is \"12a\"; legal: 0 to 2^53 - 1"},
@@ -644,8 +644,12 @@ static const BadWords bad_words[] = {
     {{"model.act=relu2"}, "not for relu2"},
     {{"model.pattern=*-M-"}, "model.pattern has 'M' at place 3; legal: * (attention) and - (MLP)"},
     {{"model.pattern=*-", "model.layers=3"}, "model.layers is 3, but model.pattern has 2 blocks"},
-    {{"precision.recipe=f32"}, "precision.recipe is f32 and model.dtype is bf16"},
-    {{"model.dtype=f32"}, "precision.recipe is bf16 and model.dtype is f32"},
+    {{"precision.recipe=f32"},
+     "precision.recipe is f32 and model.dtype is bf16; f32 goes with f32 only: set model.dtype=f32 "
+     "too, or another precision.recipe"},
+    {{"model.dtype=f32"},
+     "precision.recipe is bf16 and model.dtype is f32; f32 goes with f32 only: set "
+     "precision.recipe=f32 too, or another model.dtype"},
     {{"model.dtype=f32", "precision.recipe=f32", "device=cuda"}, "runs on the CPU only"},
     {{"precision.keep_bf16.first=10", "precision.keep_bf16.last=3"},
      "precision.keep_bf16.first 10 and precision.keep_bf16.last 3 are more than the 12 blocks"},
@@ -669,6 +673,59 @@ CASE(two_lengths_in_one_file) {
     Config c;
     EXPECT_DIES(EXIT_CONFIG, "train.steps, train.tokens and train.epochs say the same thing",
                 parse_file(&c, "{\"train\": {\"steps\": 1, \"tokens\": 5}}"));
+}
+
+/* --- names that differ in case, spaces and dashes only --- */
+
+CASE(choices_are_found_however_they_are_written) {
+    static const struct {
+        char *word;
+        DeviceModel device;
+    } rows[] = {
+        {"plan.device=rtx5090", DEVICE_MODEL_RTX_5090},
+        {"plan.device=b200", DEVICE_MODEL_B200},
+        {"plan.device=rtx pro 6000", DEVICE_MODEL_RTX_PRO_6000},
+        {"plan.device=RTX-PRO_6000", DEVICE_MODEL_RTX_PRO_6000},
+        {"plan.device=RTX 5090", DEVICE_MODEL_RTX_5090},
+    };
+    Config c;
+    for (int i = 0; i < ARRAY_LEN(rows); i++) {
+        char *args[] = {rows[i].word};
+        config_parse(&c, 1, args);
+        EXPECT_EQ_I64(c.plan.device, rows[i].device, "%s", rows[i].word);
+        config_free(&c);
+    }
+    char *mixed[] = {"precision.gemm=MMA", "sched.type=Cosine", "precision.backend=Emulate"};
+    config_parse(&c, 3, mixed);
+    char *json = config_to_json(&c);
+    EXPECT(strstr(json, "\"mma\"") && strstr(json, "\"cosine\"") && strstr(json, "\"emulate\""),
+           "%s", json);
+    free(json);
+    config_free(&c);
+    static char *const refused[] = {"plan.device=rtx509", "plan.device=-", "plan.device=B2000",
+                                    "precision.recipe=NVFP4"};
+    for (int i = 0; i < ARRAY_LEN(refused); i++) {
+        char *args[] = {refused[i]};
+        EXPECT_DIES(EXIT_CONFIG, "; legal: ", config_parse(&c, 1, args));
+    }
+}
+
+/* Else a name would stand for the first of two choices. */
+CASE(no_two_choices_are_alike) {
+    for (int k = 0; k < num_config_keys; k++) {
+        const ConfigKey *key = &config_keys[k];
+        for (int i = 0; key->kind == KIND_ENUM && config_choice(key, i); i++) {
+            cJSON *choice = cJSON_CreateString(config_choice(key, i));
+            Config c;
+            Where w;
+            int value;
+            memset(&w, 0, sizeof(w));
+            config_set(&c, key, choice, &w);
+            memcpy(&value, (char *)&c + key->offset, sizeof(value));
+            EXPECT_EQ_I64(value, i, "%s=%s", key->name, config_choice(key, i));
+            cJSON_Delete(choice);
+        }
+    }
 }
 
 /* --- help --- */
@@ -710,24 +767,37 @@ CASE(help_of_one_thing) {
                      "  legal    above 0, up to 100\n  as in    llm.c -l, nanoGPT learning_rate\n"},
         {"guard", "guard.nan"},
         {"precision.keep_bf16", "precision.keep_bf16.last"},
-        {"precision.rules", "dither_bits    8, 16, 24"},
-        {"precision.wgrad", "dither_bits    8, 16, 24"},
+        {"precision.rules", "  dither_bits    random bits a value in stochastic rounding; legal: "
+                            "8, 16, 24\n"},
+        {"precision.rules",
+         "  layers         the linears whose names match; legal: names, numbers, "
+         "ranges and * between dots, like blocks.10-11.*, up to 95 characters\n"},
+        {"precision.wgrad", "; legal: 8, 16, 24\n"},
         {"precision.wgrad.x.hadamard", "the hadamard of operand x in wgrad, on every layer\n"
-                                       "  legal    0, 16"},
+                                       "  legal    0, 16\n  meaning  size of the transform"},
+        {"dither_bits", "dither_bits, of a rule (`help precision.rules`): random bits a value in "
+                        "stochastic rounding\n  legal    8, 16, 24\n"},
+        {"layers", "the linears whose names match\n  legal    names, numbers"},
+        {"rht16", "rht16, ht16: after a Hadamard transform of 16"},
+        {"16x16T", "16x16T, e4m3T: the codes of fprop.w"},
+        {"sr24", "stochastic rounding by so many"},
         {"nemotron-1.2b", "model.kv_heads=8\n"},
         {"nvfp4", "  dgrad  dy nvfp4 1x16 sr8          w  nvfp4 16x16T          \n"
                   "  wgrad  dy nvfp4 1x16 rht16 sr8    x  nvfp4 1x16 rht16      \n"
                   "  the last 15 % of the blocks"},
-        {"nvfp4", "  sr8            stochastic rounding"},
-        {"precision", "  sr8            stochastic rounding"},
+        {"nvfp4", "  sr8, sr16, sr24 stochastic rounding"},
+        {"precision", "  sr8, sr16, sr24 stochastic rounding"},
     };
     for (int i = 0; i < ARRAY_LEN(asked); i++) {
         char *text = printed_by(config_help, asked[i][0]);
         EXPECT(strstr(text, asked[i][1]), "%s:\n%s", asked[i][0], text);
+        EXPECT_EQ_I64(config_help_knows(asked[i][0]), 1, "%s", asked[i][0]);
         free(text);
     }
+    EXPECT_EQ_I64(config_help_knows("lr") || config_help_knows("") || config_help_knows("sr"), 0);
     EXPECT_DIES(EXIT_CONFIG,
-                "no key, group, preset or recipe \"lr\"; did you mean \"optim.lr\"?",
+                "there is no verb, key, group, preset, recipe, field of a rule or word of plans "
+                "\"lr\"; did you mean \"optim.lr\"?",
                 config_help("lr"));
     EXPECT_DIES(EXIT_CONFIG,
                 "\"batch_size\"; did you mean \"batch.micro\" (llm.c -b, nanoGPT batch_size)?",

@@ -3,11 +3,12 @@ test_predict -- the counts of a step against numbers worked out by hand and agai
 for FLOPs, predicted times on an H200 against measured ones (dev/SPEED.md), and what must hold
 between devices and precisions. Nothing is allocated for a model here, however large.
 */
+#include "backend.h"
 #include "common.h"
 #include "predict.h"
 #include "test.h"
 
-enum { MAX_ARGS = 12 };
+enum { MAX_ARGS = 16 };
 
 typedef struct {
     Config config;
@@ -262,11 +263,11 @@ CASE(crossover_grows_with_width) {
         for (int g = 0; g < NUM_GEMMS; g++) {
             Crossover h200 =
                 predict_crossover(&s.model, &s.config, DEVICE_MODEL_H200, 0, (GemmKind)g);
-            EXPECT(h200.nvfp4 > h200.bf16, "%s, %s", words, gemm_names[g]);
+            EXPECT(h200.quantised > h200.bf16, "%s, %s", words, gemm_names[g]);
         }
         Crossover x = predict_crossover(&s.model, &s.config, DEVICE_MODEL_GB300, 0, GEMM_FPROP);
-        EXPECT(x.bf16 / x.nvfp4 > last, "%s: %g after %g", words, x.bf16 / x.nvfp4, last);
-        last = x.bf16 / x.nvfp4;
+        EXPECT(x.bf16 / x.quantised > last, "%s: %g after %g", words, x.bf16 / x.quantised, last);
+        last = x.bf16 / x.quantised;
         setup_close(&s);
     }
     EXPECT(last > 2.5, "%g at 8192", last);
@@ -280,8 +281,8 @@ CASE(crossovers_sum_to_the_step) {
     double sum = 0;
     for (int id = 0; id < model_num_linears(&s.model); id++) {
         for (int g = 0; g < NUM_GEMMS; g++)
-            sum +=
-                predict_crossover(&s.model, &s.config, DEVICE_MODEL_GB300, id, (GemmKind)g).nvfp4;
+            sum += predict_crossover(&s.model, &s.config, DEVICE_MODEL_GB300, id, (GemmKind)g)
+                       .quantised;
     }
     double step = p.term[TERM_LINEARS_FP4].seconds + p.term[TERM_QUANTISE_TOKENS].seconds +
                   p.term[TERM_QUANTISE_WEIGHTS].seconds;
@@ -322,7 +323,7 @@ CASE(an_unknown_device_is_refused_with_the_known_ones) {
     Setup s;
     EXPECT_DIES(EXIT_CONFIG,
                 "key \"plan.device\" is \"GB3\"; legal: auto, H200, B200, GB200, B300, GB300, "
-                "RTX PRO 6000, RTX 5090",
+                "\"RTX PRO 6000\", \"RTX 5090\"",
                 setup_open(&s, SMALL "plan.device=GB3"));
 }
 
@@ -348,23 +349,133 @@ static void expect_text(const char *words, int64_t steps, const char *const *wan
 }
 
 CASE(text_of_a_prediction) {
-    static const char *const native[] = {"predicted   one GB300, 524288 tokens a step\n",
-                                         "linears nvfp4",
-                                         "quantise x, dy",
-                                         "nvfp4 native\n",
-                                         "4096 -> 12288, as blocks.0.attn.qkv\n",
-                                         "nvfp4 2.",
-                                         "of 288 GB\n",
-                                         NULL};
-    static const char *const emulated[] = {"nvfp4 emulated\n", "bf16 faster", "linears emulated",
-                                           "of 141 GB: does not fit\n", NULL};
+    static const char *const native[] = {
+        "predicted   on one GB300, nvfp4(native): 524288 tokens a step\n"
+        "  computed from rooflines, never measured on Blackwell\n",
+        "linears nvfp4",
+        "quantise x, dy",
+        "; on one GB300 nvfp4 native\n",
+        "4096 -> 12288, as blocks.0.attn.qkv\n",
+        "nvfp4 2.",
+        "of 288 GB\n",
+        NULL};
+    static const char *const emulated[] = {
+        "predicted   on one H200, nvfp4(emulated): 524288 tokens a step\n"
+        "  computed from rooflines, with the shares of them that were measured on this GPU\n",
+        "; on one H200 nvfp4 emulated\n",
+        "bf16 faster",
+        "linears emulated",
+        "of 141 GB: does not fit\n",
+        NULL};
     static const char *const nothing[] = {"predicted   nothing: nothing is known of the device",
                                           NULL};
-    static const char *const no_mma[] = {"precision.gemm=mma is not known", NULL};
+    static const char *const plain[] = {
+        "predicted   on one B200, bf16: ", "; on one B200 nvfp4 native", NULL};
     expect_text(LLAMA_7B ALL_NVFP4 "plan.device=GB300", 0, native);
     expect_text(LLAMA_7B ALL_NVFP4 "plan.device=H200", 0, emulated);
     expect_text(SMALL, 0, nothing);
-    expect_text(SMALL "precision.gemm=mma plan.device=B200", 0, no_mma);
+    expect_text(SMALL "plan.device=B200", 0, plain);
+}
+
+/* BF16 is compared with what the run quantises to. */
+CASE(crossovers_of_fp8) {
+    static const char *const lines[] = {"predicted   on one B200, fp8(native): ",
+                                        "; on one B200 fp8 native\n", " us  fp8 ", "fp8 1.", NULL};
+    expect_text(LLAMA_7B "precision.recipe=fp8 plan.device=B200", 0, lines);
+    char *text = text_of(LLAMA_7B "precision.recipe=fp8 plan.device=B200", 0);
+    EXPECT(!strstr(text, "nvfp4"), "%s", text);
+    free(text);
+}
+
+/* Where the run multiplies by the program's own kernel, and only there. */
+CASE(no_time_where_the_rate_is_not_known) {
+    static const char *const mma[] = {
+        "predicted   no time on one RTX 5090, nvfp4(native): the rate "
+        "of precision.gemm=mma is not known\n  memory without",
+        NULL};
+    static const char *const software[] = {"predicted   no time on one B200, nvfp4(software): ",
+                                           NULL};
+    static const char *const fp8[] = {
+        "predicted   on one B200, fp8(native): ", "; on one B200 fp8 ", NULL};
+    static const char *const bf16[] = {"predicted   on one B200, bf16: ", " tokens/s\n", NULL};
+    expect_text(SMALL ALL_NVFP4 "precision.gemm=mma plan.device=rtx5090", 0, mma);
+    expect_text(SMALL ALL_NVFP4 "precision.gemm=mma plan.device=B200", 0, software);
+    expect_text(SMALL "precision.recipe=fp8 precision.gemm=mma plan.device=B200", 0, fp8);
+    expect_text(SMALL "precision.gemm=mma plan.device=B200", 0, bf16);
+}
+
+/* Each number before a unit, and the memory. */
+CASE(figures_have_three_digits) {
+    static const char *const units[] = {" TFLOP ",   " GB ", " ms ",
+                                        " tokens/s", " us ", " of 141 GB"};
+    char *text = text_of(GPT2 ALL_NVFP4 "plan.device=H200", 0);
+    for (int i = 0; i < ARRAY_LEN(units); i++) {
+        int found = 0;
+        for (char *at = text; (at = strstr(at, units[i])) != NULL; at++) {
+            char number[32], *begin = at;
+            while (begin > text && strchr("0123456789.", begin[-1])) begin--;
+            snprintf(number, sizeof(number), "%.*s", (int)(at - begin), begin);
+            double x = strtod(number, NULL), unit = x > 0 ? pow(10, floor(log10(x)) - 2) : 1;
+            EXPECT_NEAR(x / unit, nearbyint(x / unit), 1e-6, "%s%s", number, units[i]);
+            found++;
+        }
+        EXPECT(found > 0, "no number before \"%s\" in\n%s", units[i], text);
+    }
+    free(text);
+}
+
+/* --- keys judged by the GPU that plan.device names --- */
+
+/* The model's engine after backend_choose_for_plan on a CPU: fp4 and fp8 there. */
+static void choose_for_plan(const char *words, Fp4Gemm *fp4, int *fp8) {
+    Setup s;
+    setup_open(&s, words);
+    Device *cpu = device_cpu_open(1);
+    backend_choose_for_plan(&s.model, &s.config, cpu);
+    EXPECT(s.model.engine.device == cpu, "%s", words);
+    *fp4 = s.model.engine.fp4;
+    *fp8 = s.model.engine.fp8;
+    cpu->close(cpu);
+    setup_close(&s);
+}
+
+CASE(keys_are_judged_by_the_named_gpu) {
+    static const char *const accepted[] = {
+        ALL_NVFP4 "precision.gemm=mma plan.device=rtx5090",
+        ALL_NVFP4 "precision.gemm=mma precision.backend=native plan.device=rtx5090",
+        ALL_NVFP4 "precision.gemm=mma plan.device=B200",   // in software
+        ALL_NVFP4 "precision.backend=native plan.device=B200",
+        "precision.recipe=fp8 precision.backend=native plan.device=H200",
+    };
+    static const struct {
+        const char *words, *message;
+    } refused[] = {
+        {ALL_NVFP4 "precision.backend=native plan.device=H200",
+         "but H200 has no FP4 tensor cores; set precision.backend=emulate"},
+        {ALL_NVFP4 "precision.gemm=mma precision.backend=native plan.device=H200",
+         "set precision.backend=emulate and precision.gemm=cublaslt"},
+        {ALL_NVFP4 "precision.gemm=mma precision.backend=native plan.device=B200",
+         "but B200 has no mma.sync of FP4 (sm_120, sm_121); set precision.backend=auto, or"},
+        {ALL_NVFP4 "precision.gemm=mma precision.backend=emulate plan.device=rtx5090",
+         "precision.backend is emulate"},
+        // the device at hand, where none is named
+        {ALL_NVFP4 "precision.gemm=mma", "set precision.gemm=cublaslt, which on a CPU"},
+        {ALL_NVFP4 "precision.gemm=mma precision.backend=native",
+         "set precision.gemm=cublaslt and precision.backend=emulate"},
+        {ALL_NVFP4 "precision.backend=native", "set precision.backend=emulate"},
+    };
+    Fp4Gemm fp4;
+    int fp8;
+    char words[512];
+    for (int i = 0; i < ARRAY_LEN(accepted); i++) {
+        snprintf(words, sizeof(words), "%s%s", SMALL, accepted[i]);
+        choose_for_plan(words, &fp4, &fp8);
+        EXPECT(fp4 == FP4_EMULATED && fp8 == 0, "the CPU does not emulate: %s", words);
+    }
+    for (int i = 0; i < ARRAY_LEN(refused); i++) {
+        snprintf(words, sizeof(words), "%s%s", SMALL, refused[i].words);
+        EXPECT_DIES(EXIT_CONFIG, refused[i].message, choose_for_plan(words, &fp4, &fp8));
+    }
 }
 
 CASE(hours_of_plan_tokens_or_of_the_run) {

@@ -182,9 +182,9 @@ CASE(help_answers_every_word_and_version_says_which_program) {
 CASE(directory_of_a_run_for_every_verb) {
     const char *dir = new_dir("directory");
     runs_in(dir, "base.json data.tokenizer=byte.vocab");
-    static const char *const lines[] = {"eval run", "plan run", "sample run sample.tokens=4",
-                                        "ckpt verify run", "run train.steps=5",
-                                        "run log.dir=other ckpt.resume=run train.steps=6"};
+    static const char *const lines[] = {
+        "eval run",        "plan run",          "sample run sample.tokens=4",
+        "ckpt verify run", "run train.steps=5", "run log.dir=other ckpt.resume=run train.steps=6"};
     for (int i = 0; i < ARRAY_LEN(lines); i++) runs_in(dir, lines[i]);
     EXPECT(strstr(ran.out, "run/ckpt/step_00000005: step 5"), "%s", ran.out);
     EXPECT_EQ_I64(count_entries(text("%s/other/ckpt", dir), "step_"), 1, "checkpoints");
@@ -198,14 +198,33 @@ CASE(plan_tells_what_differs) {
            "%s", ran.out);
     EXPECT(strstr(ran.out, "\nvalidation  192 of the 256 tokens of data.val\n"), "%s", ran.out);
     runs_in(dir, "plan base.json eval.tokens=300 " NVFP4);
-    EXPECT(strstr(ran.out, "\nprecision   nvfp4(emulated): formats as in `help precision`\n") &&
-               strstr(ran.out, "blocks.0-1.attn.qkv        fprop  x  nvfp4 1x16"),
+    EXPECT(strstr(ran.out, "\nprecision   nvfp4(emulated): on the device at hand; formats as in "
+                           "`help precision`\n") &&
+               strstr(ran.out, "blocks.0-1.attn.qkv         fprop  x  nvfp4 1x16"),
            "%s", ran.out);
     EXPECT(strstr(ran.out, "validation  256 of the 256 tokens of data.val; eval.tokens asks for "
                            "300\n"),
            "%s", ran.out);
     runs_in(dir, "base.json data.val= train.steps=1");
     EXPECT(strstr(ran.out, "\nvalidation  no data.val: no validation\n"), "%s", ran.out);
+}
+
+CASE(keys_that_change_nothing_are_warned_of) {
+    static const struct {
+        const char *words, *warning;
+    } rows[] = {
+        {"precision.gemm=mma", "warning: precision.gemm=mma changes nothing: it matters to NVFP4"},
+        {"precision.recipe=fp8 precision.gemm=mma", "warning: precision.gemm=mma changes nothing"},
+        {"precision.backend=native", "warning: precision.backend=native changes nothing"},
+    };
+    const char *dir = new_dir("idle");
+    for (int i = 0; i < ARRAY_LEN(rows); i++) {
+        runs_in(dir, text("plan base.json %s", rows[i].words));
+        EXPECT(strncmp(ran.err, rows[i].warning, strlen(rows[i].warning)) == 0, "%s: %s",
+               rows[i].words, ran.err);
+    }
+    runs_in(dir, "plan base.json precision.backend=emulate");
+    EXPECT_EQ_I64(strlen(ran.err), 0, "%s", ran.err);
 }
 
 CASE(a_preset_behind_a_file_is_warned_of) {
@@ -239,10 +258,10 @@ CASE(run_json_and_plan) {
            "started");
     get_file(text("%s/run/plan.txt", dir), plan, sizeof(plan));
     EXPECT_EQ_I64(count_lines(plan, "blocks."), 2 * 4 * 3, "%s", plan);
-    EXPECT_EQ_I64(count_lines(plan, "blocks.1.mlp.down          wgrad  dy nvfp4"), 1, "%s", plan);
+    EXPECT_EQ_I64(count_lines(plan, "blocks.1.mlp.down           wgrad  dy nvfp4"), 1, "%s", plan);
     runs_in(dir, "base.json log.dir=plain");
     get_file(text("%s/plain/plan.txt", dir), plan, sizeof(plan));
-    EXPECT_EQ_I64(count_lines(plan, "blocks.0.attn.qkv          fprop  x  bf16"), 1, "%s", plan);
+    EXPECT_EQ_I64(count_lines(plan, "blocks.0.attn.qkv           fprop  x  bf16"), 1, "%s", plan);
     EXPECT(strcmp(run_field(text("%s/plain", dir), "backend"), "plain") == 0, "backend");
 }
 

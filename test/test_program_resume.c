@@ -290,6 +290,21 @@ CASE(another_config_wants_the_checkpoint_named) {
     EXPECT(!strstr(ran.out, "changed since"), "an evaluation does not train: %s", ran.out);
 }
 
+/* What multiplies the codes makes no other run of it: here "auto" emulates too. */
+CASE(another_backend_goes_on) {
+    char dir[512];
+    snprintf(dir, sizeof(dir), "%s", make_dir("backend"));
+    put_base_run(dir);
+    const char *words = "base.json precision.recipe=nvfp4 sched.type=constant";
+    runs_in(dir, text("%s train.steps=2", words));
+    runs_in(dir, text("%s precision.backend=emulate", words));
+    EXPECT_EQ_I64(resumed_step(), 2);
+    expect_changed("precision.backend: auto -> emulate", 1);
+    runs_in(dir, text("%s log.dir=whole", words));
+    expect_same_file(text("%s/run/ckpt/step_00000004/model.safetensors", dir),
+                     text("%s/whole/ckpt/step_00000004/model.safetensors", dir));
+}
+
 CASE(second_run_in_a_directory_is_refused) {
     char dir[512], command[1024];
     const char *base = reference_run("lock", "train.steps=2");

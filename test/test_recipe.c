@@ -165,7 +165,7 @@ CASE(rules_refuse_what_they_do_not_know) {
          "\"layer\" is not a key of a precision rule; legal: layers, gemm, operand, "
          "recipe, format, tile, hadamard, signs, rounding, dither_bits, source, "
          "headroom, top_scale, arithmetic"},
-        {"layers", "", "a layer pattern has 1 to 95 characters"},
+        {"layers", "", "\"\" is not a layer pattern; legal: names, numbers"},
         {"gemm", "bgrad", "\"bgrad\" is not a GEMM; legal: fprop, dgrad, wgrad, *"},
         {"operand", "y", "\"y\" is not an operand; legal: x, w, dy, *"},
         {"recipe", "fp4", "\"fp4\" is not a recipe; legal: f32, bf16, nvfp4, fp8"},
@@ -363,13 +363,43 @@ CASE(plan_of_20_blocks_with_2_and_2_kept) {
                     l->name);
     }
     char *text = plan_precision_text(&m, 0, NULL);
-    EXPECT(strstr(text, "blocks.2.attn.qkv          fprop  x  nvfp4 1x16"), "%s", text);
+    EXPECT(strstr(text, "blocks.2.attn.qkv           fprop  x  nvfp4 1x16"), "%s", text);
     EXPECT(strstr(text, "GEMMs with quantised operands: 192 of 240 a micro-step"), "%s", text);
     int lines = 0;
     for (const char *s = text; (s = strstr(s, "emulated\n")) != NULL; s++) lines++;
     EXPECT_EQ_I64(lines, 192, "lines that say emulated");
     free(text);
     end(&c, &m);
+}
+
+/* Where the last column, which says how it is multiplied, begins in each line of a GEMM. */
+CASE(columns_are_as_wide_as_the_longest_operand) {
+    static const struct {
+        char *rules;
+        int column;   // names 27, " fprop", "  dy ", operand, " w ", operand, two spaces
+    } cases[] = {{"precision.rules=[]", 28 + 5 + 5 + 20 + 3 + 20 + 2},
+                 {"precision.rules=[{\"gemm\": \"dgrad\", \"operand\": \"dy\", \"headroom\": 1, "
+                  "\"dither_bits\": 16}]",
+                  28 + 5 + 5 + 24 + 3 + 24 + 2}};
+    for (int i = 0; i < ARRAY_LEN(cases); i++) {
+        char *args[] = {"model.layers=2", "model.dim=64",     "model.heads=2",
+                        "model.vocab=64", "batch.seq_len=32", "precision.recipe=nvfp4",
+                        cases[i].rules};
+        Config c;
+        Model m;
+        int lines = 0;
+        declare(&c, &m, ARRAY_LEN(args), args);
+        char *text = plan_precision_text(&m, 0, NULL), *rest = text;
+        for (char *line = strsep(&rest, "\n"); line; line = strsep(&rest, "\n")) {
+            char *how = strstr(line, "emulated");
+            if (!how) continue;
+            EXPECT_EQ_I64(how - line, cases[i].column, "%s", line);
+            lines++;
+        }
+        EXPECT_EQ_I64(lines, 12, "of the block that is quantised");
+        free(text);
+        end(&c, &m);
+    }
 }
 
 /* The recipe's own share of the last blocks, at least one; and a rule that takes it back. */
