@@ -22,6 +22,7 @@ static const char TEMPORARY[] = ".tmp_", SET_ASIDE[] = ".old_";
 typedef enum { FILE_MODEL, FILE_OPTIMIZER, NUM_FILES } CheckpointFile;
 static const char *const file_names[NUM_FILES] = {"model.safetensors", "optimizer.safetensors"};
 static const char ALGORITHMS[] = "gemm_algorithms.txt";   // not in every checkpoint
+static const size_t MAX_ALGORITHMS = 1 << 20;             // bytes; some hundred lines of 200
 
 /* What is kept of every parameter: in which file, under which name, from which tensor. */
 typedef struct {
@@ -268,32 +269,41 @@ void checkpoint_save(const CheckpointPolicy *policy, const ParamTable *params, D
 typedef struct {
     StateFile *state;
     Safetensors *files[NUM_FILES];   // NULL where not asked for
+    int sizes_only;                  // do not read all of a file for its CRC
 } Opened;
 
-/* Size first: it tells a truncated file from a damaged one, and costs nothing. */
-static char *check_sum(const char *path, FileSum expected) {
-    FILE *f = fopen(path, "rb");
-    if (!f) return format_string("cannot open: %s", strerror(errno));
+/* The CRC of what remains to be read of a file. */
+static char *check_crc(int fd, uint32_t expected) {
     enum { CHUNK = 1 << 20 };
     uint8_t *chunk = (uint8_t *)xmalloc(CHUNK);
-    FileSum found = {0, 0};
-    size_t got;
-    while ((got = fread(chunk, 1, CHUNK, f)) > 0) {
-        found.crc = crc32_update(found.crc, chunk, got);
-        found.bytes += (int64_t)got;
+    uint32_t found = 0;
+    ssize_t got;
+    while ((got = read(fd, chunk, CHUNK)) > 0) found = crc32_update(found, chunk, (size_t)got);
+    char *problem = NULL;
+    if (got < 0) problem = format_string("cannot read: %s", strerror(errno));
+    else if (found != expected) {
+        problem =
+            format_string("damaged: crc32 is %08" PRIx32 ", expected %08" PRIx32, found, expected);
     }
-    int failed = ferror(f);
     free(chunk);
-    fclose(f);
-    if (failed) return format_string("cannot read: %s", strerror(errno));
-    if (found.bytes != expected.bytes) {
-        return format_string("%lld bytes, expected %lld%s", (long long)found.bytes,
-                             (long long)expected.bytes,
-                             found.bytes < expected.bytes ? " (truncated)" : "");
+    return problem;
+}
+
+/* Size first: it tells a truncated file from a damaged one, and costs nothing. */
+static char *check_sum(const char *path, FileSum expected, int size_only) {
+    char *problem = NULL;
+    int64_t bytes;
+    int fd = open_regular_file(path, &bytes, &problem);
+    if (fd < 0) return problem;
+    if (bytes != expected.bytes) {
+        problem =
+            format_string("%lld bytes, expected %lld%s", (long long)bytes,
+                          (long long)expected.bytes, bytes < expected.bytes ? " (truncated)" : "");
+    } else if (!size_only) {
+        problem = check_crc(fd, expected.crc);
     }
-    if (found.crc == expected.crc) return NULL;
-    return format_string("damaged: crc32 is %08" PRIx32 ", expected %08" PRIx32, found.crc,
-                         expected.crc);
+    close(fd);
+    return problem;
 }
 
 /* What is wrong with a file of the checkpoint, which is to be as it was saved. */
@@ -301,7 +311,7 @@ static char *check_file(const char *path, const char *name, const Opened *o) {
     FileSum expected;
     char *file_path = format_string("%s/%s", path, name);
     char *problem = state_file_sum(o->state, name, &expected);
-    if (!problem) problem = check_sum(file_path, expected);
+    if (!problem) problem = check_sum(file_path, expected, o->sizes_only);
     free(file_path);
     return problem;
 }
@@ -328,11 +338,6 @@ static char *open_state(const char *path, Opened *o) {
     char *problem = state_open(state_path, &o->state);
     free(state_path);
     return in_file("state.json", problem);
-}
-
-static char *check_algorithms(const char *path, const Opened *o) {
-    if (!state_has_file(o->state, ALGORITHMS)) return NULL;
-    return in_file(ALGORITHMS, check_file(path, ALGORITHMS, o));
 }
 
 static char *open_checkpoint(const char *path, int num_files, Opened *o) {
@@ -435,15 +440,28 @@ static void die_unusable(const char *path, const char *problem) {
         path, problem);
 }
 
+/* All of a checkpoint but its algorithms, which weights do not need; or the end. */
+static void open_matching(Opened *o, const char *path, ParamTable *params,
+                          const CheckpointState *state, int with_optimizer) {
+    char *problem = open_checkpoint(path, with_optimizer ? NUM_FILES : 1, o);
+    if (!problem) problem = in_file("state.json", state_check(o->state, state));
+    if (!problem) problem = check_tensors(o, params);
+    if (problem) die_unusable(path, problem);
+}
+
 void checkpoint_load(const char *path, ParamTable *params, Device *device, CheckpointState *state,
                      int with_optimizer) {
     Opened o = {0};
-    char *problem = open_checkpoint(path, with_optimizer ? NUM_FILES : 1, &o);
-    if (!problem && with_optimizer) problem = check_algorithms(path, &o);
-    if (!problem) problem = in_file("state.json", state_check(o.state, state));
-    if (!problem) problem = check_tensors(&o, params);
-    if (problem) die_unusable(path, problem);
+    open_matching(&o, path, params, state, with_optimizer);
     load_tensors(&o, params, device);
+    state_restore(o.state, state);
+    close_checkpoint(&o);
+}
+
+void checkpoint_check(const char *path, ParamTable *params, CheckpointState *state,
+                      int with_optimizer) {
+    Opened o = {.sizes_only = 1};
+    open_matching(&o, path, params, state, with_optimizer);
     state_restore(o.state, state);
     close_checkpoint(&o);
 }
@@ -459,16 +477,28 @@ char *checkpoint_config(const char *path) {
     return state.config;
 }
 
+/* The text of the algorithms that state.json lists, or NULL and what is wrong with it. */
+static char *read_algorithms(const char *path, const Opened *o, char **problem) {
+    char *text = NULL, *file_path = format_string("%s/%s", path, ALGORITHMS);
+    *problem = check_file(path, ALGORITHMS, o);
+    if (!*problem) text = try_read_text_file(file_path, MAX_ALGORITHMS, NULL, problem);
+    free(file_path);
+    return text;
+}
+
 char *checkpoint_gemm_algorithms(const char *path) {
     Opened o = {0};
     char *text = NULL, *problem = open_state(path, &o);
-    if (!problem) problem = check_algorithms(path, &o);
     if (problem) die_unusable(path, problem);
-    if (state_has_file(o.state, ALGORITHMS)) {
-        char *file_path = format_string("%s/%s", path, ALGORITHMS);
-        text = read_text_file(file_path, "checkpoint", NULL);
-        free(file_path);
+    if (state_has_file(o.state, ALGORITHMS)) text = read_algorithms(path, &o, &problem);
+    if (problem) {
+        log_warn(
+            "checkpoint '%s': %s: %s. It is used without this file: weights do not need it, "
+            "but on a GPU other GEMM algorithms may be chosen, and then losses differ in their "
+            "last digits from those of an uninterrupted run",
+            path, ALGORITHMS, problem);
     }
+    free(problem);
     close_checkpoint(&o);
     return text;
 }
@@ -551,8 +581,11 @@ int checkpoint_verify(const char *path) {
         if (o.files[i]) faults += verify_tensors(o.files[i]);
     }
     if (o.files[FILE_MODEL] && o.files[FILE_OPTIMIZER]) faults += verify_moments(&o);
-    if (o.state && state_has_file(o.state, ALGORITHMS))
-        faults += report(ALGORITHMS, "", check_file(path, ALGORITHMS, &o));
+    if (o.state && state_has_file(o.state, ALGORITHMS)) {
+        char *problem;
+        free(read_algorithms(path, &o, &problem));
+        faults += report(ALGORITHMS, "", problem);
+    }
     close_checkpoint(&o);
     if (faults) log_line("%d faults", faults);
     else log_line("OK");

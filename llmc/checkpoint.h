@@ -12,7 +12,8 @@ synced, then the directory gets its name by one rename. So a step_* directory is
 damaged later; whatever a killed run left behind begins with a dot and goes at the next recover
 or save. A checkpoint that is there already is set aside as .old_step_* until its successor has the
 name.
-A load checks sizes, CRCs, names and shapes of everything before it changes anything.
+A load checks sizes, CRCs, names and shapes of everything before it changes anything. Only
+gemm_algorithms.txt may be missing or damaged: weights do not need it, and who reads it is warned.
 One process writes (rank 0); any number may load. Not safe: two runs that save into one DIR.
   tests     test_checkpoint.c
 */
@@ -83,12 +84,18 @@ void checkpoint_save(const CheckpointPolicy *policy, const ParamTable *params, D
 void checkpoint_load(const char *path, ParamTable *params, Device *device, CheckpointState *state,
                      int with_optimizer);
 
+/* What checkpoint_load does short of the tensors, for a rehearsal: fills the state and dies as it
+   would, but reads no file of tensors beyond its header, so that damage within is not seen. */
+void checkpoint_check(const char *path, ParamTable *params, CheckpointState *state,
+                      int with_optimizer);
+
 /* The resolved config that a checkpoint was saved with (caller frees): what must be known before
    there is a ParamTable to load into. Dies with EXIT_DATA. */
 char *checkpoint_config(const char *path);
 
-/* The text of the algorithms that a checkpoint was saved with (caller frees), NULL where it has
-   none: what must be known before anything is computed. Dies with EXIT_DATA. */
+/* The text of the algorithms that a checkpoint was saved with (caller frees): what must be known
+   before anything is computed. NULL where it has none; also, after a warning, where they are missing
+   though listed, or damaged. Dies with EXIT_DATA when there is no usable state.json. */
 char *checkpoint_gemm_algorithms(const char *path);
 
 /* Prints a table of files and tensors with OK or what is wrong; returns the number of faults. */

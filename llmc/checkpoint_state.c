@@ -11,6 +11,7 @@
 #include "common.h"
 
 enum { STATE_VERSION = 1, NUM_OWN_FIELDS = 5 };
+static const size_t MAX_STATE = 64 << 20;               // bytes; a state has some thousands
 static const double MAX_INTEGER = 9007199254740992.0;   // 2^53: JSON numbers are doubles here
 static const char HEAD[] = "{\"crc32\": \"%08" PRIx32 "\", \"checkpoint\": ";
 static const char TAIL[] = "}\n";
@@ -204,10 +205,10 @@ static char *split_text(char *text, size_t bytes, char **body, size_t *body_byte
 }
 
 char *state_open(const char *path, StateFile **out) {
-    if (!file_exists(path)) return format_string("cannot open: %s", strerror(errno));
     size_t bytes, body_bytes = 0;
-    char *body = NULL, *text = read_text_file(path, "checkpoint", &bytes);
-    char *problem = split_text(text, bytes, &body, &body_bytes);
+    char *body = NULL, *problem, *text = try_read_text_file(path, MAX_STATE, &bytes, &problem);
+    if (!text) return problem;
+    problem = split_text(text, bytes, &body, &body_bytes);
     cJSON *json = problem ? NULL : cJSON_ParseWithLength(body, body_bytes);
     free(text);
     if (problem) return problem;

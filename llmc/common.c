@@ -5,6 +5,7 @@ The contracts are in common.h. Not a place for anything that knows a tensor, a d
 #include "common.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -149,43 +150,70 @@ int edit_distance(const char *a, const char *b, int limit) {
 
 static const size_t MAX_TEXT_BYTES = (size_t)1 << 30;
 
-char *read_text_file(const char *path, const char *what, size_t *bytes) {
-    FILE *f = fopen(path, "rb");
-    if (!f) die(EXIT_DATA, "cannot open %s '%s': %s", what, path, strerror(errno));
-    // Read to the end rather than asking for the size: the file may be a pipe.
-    size_t used = 0, capacity = 1 << 14;
+int open_regular_file(const char *path, int64_t *bytes, char **problem) {
+    // Without O_NONBLOCK a pipe keeps its reader here until a writer comes.
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    struct stat info;
+    if (fd < 0 || fstat(fd, &info) != 0) *problem = format_string("cannot open: %s", strerror(errno));
+    else if (!S_ISREG(info.st_mode)) *problem = format_string("not a regular file");
+    else {
+        *bytes = info.st_size;
+        return fd;
+    }
+    if (fd >= 0) close(fd);
+    return -1;
+}
+
+char *try_read_text_file(const char *path, size_t most, size_t *bytes, char **problem) {
+    int64_t size;
+    int fd = open_regular_file(path, &size, problem);
+    if (fd < 0) return NULL;
+    // A file may grow while it is read: its size only says how much memory will do at first.
+    size_t used = 0, capacity = (size_t)min_i64(size, (int64_t)most) + 2;
     char *text = (char *)xmalloc(capacity);
-    size_t got;
-    while ((got = fread(text + used, 1, capacity - used - 1, f)) > 0) {
-        used += got;
-        if (used > MAX_TEXT_BYTES) {
-            die(EXIT_DATA, "%s '%s' goes on beyond 1 GiB; is this the right file?", what, path);
-        }
+    ssize_t got = 0;
+    while (used <= most && (got = read(fd, text + used, capacity - used - 1)) > 0) {
+        used += (size_t)got;
         if (capacity - used < 2) text = (char *)xrealloc(text, capacity *= 2);
     }
-    if (ferror(f)) die(EXIT_DATA, "cannot read %s '%s': %s", what, path, strerror(errno));
-    fclose(f);
+    if (got < 0) *problem = format_string("cannot read: %s", strerror(errno));
+    else if (used > most) *problem = format_string("more than the %zu bytes of such a file", most);
+    close(fd);
     text[used] = '\0';
     if (bytes) *bytes = used;
+    if (got >= 0 && used <= most) return text;
+    free(text);
+    return NULL;
+}
+
+char *read_text_file(const char *path, const char *what, size_t *bytes) {
+    char *problem, *text = try_read_text_file(path, MAX_TEXT_BYTES, bytes, &problem);
+    if (!text) die(EXIT_DATA, "%s '%s': %s", what, path, problem);
     return text;
 }
 
-void make_directory(const char *path, const char *what) {
-    char *prefix = xstrdup(path);
+char *try_make_directory(const char *path) {
+    char *prefix = xstrdup(path), *problem = NULL;
     // Each parent in turn; with no slash left, the path itself.
-    for (char *end = *prefix ? prefix : NULL; end;) {
+    for (char *end = *prefix ? prefix : NULL; end && !problem;) {
         end = strchr(end + 1, '/');
         if (end) *end = '\0';
         if (mkdir(prefix, 0777) != 0 && errno != EEXIST) {
-            die(EXIT_DATA, "cannot create %s '%s': %s: %s", what, path, prefix, strerror(errno));
+            problem = format_string("%s: %s", prefix, strerror(errno));
         }
         if (end) *end = '/';
     }
     free(prefix);
     struct stat info;
-    if (stat(path, &info) != 0 || !S_ISDIR(info.st_mode)) {
-        die(EXIT_DATA, "cannot create %s '%s': not a directory", what, path);
+    if (!problem && (stat(path, &info) != 0 || !S_ISDIR(info.st_mode))) {
+        problem = format_string("not a directory");
     }
+    return problem;
+}
+
+void make_directory(const char *path, const char *what) {
+    char *problem = try_make_directory(path);
+    if (problem) die(EXIT_DATA, "cannot create %s '%s': %s", what, path, problem);
 }
 
 int file_exists(const char *path) { return access(path, F_OK) == 0; }

@@ -68,12 +68,21 @@ void *xrealloc(void *p, size_t bytes);       // likewise; new bytes are not zero
 char *xstrdup(const char *s);
 char *format_string(const char *format, ...) PRINTF_LIKE(1, 2);   // caller frees
 
+/* Opens a regular file for reading, its size in *bytes; -1, and what is wrong in *problem (caller
+   frees), where there is none. Other kinds of file may keep a reader waiting or never end. */
+int open_regular_file(const char *path, int64_t *bytes, char **problem);
 /* The whole file as a NUL-terminated string (caller frees), its size in *bytes if not NULL.
-   Dies with EXIT_DATA naming `what` ("config", "tokenizer") and the path when it cannot be read. */
+   Dies with EXIT_DATA naming `what` ("config", "tokenizer") and the path when it cannot be read or
+   is no regular file. */
 char *read_text_file(const char *path, const char *what, size_t *bytes);
+/* As read_text_file, but returns NULL and says what is wrong in *problem (caller frees), also of a
+   file of more than `most` bytes. */
+char *try_read_text_file(const char *path, size_t most, size_t *bytes, char **problem);
 /* Creates the directory and its parents; dies with EXIT_DATA naming `what` and the path if that
    fails. */
 void make_directory(const char *path, const char *what);
+/* As make_directory, but returns what is wrong (caller frees); NULL for nothing. */
+char *try_make_directory(const char *path);
 int file_exists(const char *path);
 
 double now_ms(void);                         // monotonic clock, milliseconds

@@ -3,12 +3,10 @@
 
 #include <cjson/cJSON.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "common.h"
@@ -108,19 +106,16 @@ static int64_t json_count(const cJSON *item) {
 }
 
 static char *map_file(Reader *r, const char *path) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) return format_string("cannot open: %s", strerror(errno));
     char *problem = NULL;
-    struct stat info;
-    if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
-        problem = format_string("not a regular file");
-    } else if (info.st_size < LENGTH_BYTES) {
-        problem =
-            format_string("%lld bytes, too short for the header's length", (long long)info.st_size);
+    int64_t bytes;
+    int fd = open_regular_file(path, &bytes, &problem);
+    if (fd < 0) return problem;
+    if (bytes < LENGTH_BYTES) {
+        problem = format_string("%lld bytes, too short for the header's length", (long long)bytes);
     } else {
-        void *map = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+        void *map = mmap(NULL, (size_t)bytes, PROT_READ, MAP_PRIVATE, fd, 0);
         if (map == MAP_FAILED) problem = format_string("cannot map: %s", strerror(errno));
-        else r->map = (uint8_t *)map, r->map_bytes = info.st_size;
+        else r->map = (uint8_t *)map, r->map_bytes = bytes;
     }
     close(fd);
     return problem;
