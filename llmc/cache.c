@@ -2,14 +2,15 @@
 #include "cache.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include "common.h"
 
-enum { MAX_BYTES = 1 << 20 };
+enum { MAX_BYTES = 1 << 20, LOCK_TRIES = 200, LOCK_WAIT_US = 10000 };
 
 /* The XDG Base Directory Specification: a relative path there is to be ignored. */
 static char *cache_directory(void) {
@@ -27,31 +28,12 @@ char *cache_path(const char *name) {
 }
 
 char *cache_read(const char *name) {
-    char *path = cache_path(name);
-    FILE *f = path ? fopen(path, "rb") : NULL;
+    char *path = cache_path(name), *text = NULL, *problem = NULL;
+    if (path && file_exists(path)) text = try_read_text_file(path, MAX_BYTES, NULL, &problem);
+    if (problem) log_warn("'%s' is not used: %s", path, problem);
+    free(problem);
     free(path);
-    if (!f) return NULL;
-    char *text = (char *)xmalloc(MAX_BYTES + 1);
-    size_t bytes = fread(text, 1, MAX_BYTES + 1, f);
-    int usable = !ferror(f) && bytes <= MAX_BYTES;
-    fclose(f);
-    if (!usable) {
-        free(text);
-        return NULL;
-    }
-    text[bytes] = '\0';
     return text;
-}
-
-/* Makes each parent of `path` that is missing. A failure shows when the file is made. */
-static void make_parents(const char *path) {
-    char *prefix = xstrdup(path);
-    for (char *slash = strchr(prefix + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
-        *slash = '\0';
-        mkdir(prefix, 0777);
-        *slash = '/';
-    }
-    free(prefix);
 }
 
 static int write_all(int fd, const char *text) {
@@ -72,7 +54,14 @@ int cache_write(const char *name, const char *text) {
         log_warn("cannot keep %s: neither XDG_CACHE_HOME nor HOME is set", name);
         return 0;
     }
-    make_parents(path);
+    char *directory = cache_directory(), *problem = try_make_directory(directory);
+    free(directory);
+    if (problem) {
+        log_warn("cannot keep '%s': cannot create its directory: %s", path, problem);
+        free(problem);
+        free(path);
+        return 0;
+    }
     char *temporary = format_string("%s.XXXXXX", path);   // of each process its own
     int fd = mkstemp(temporary);
     int done = fd >= 0 && write_all(fd, text);
@@ -85,4 +74,31 @@ int cache_write(const char *name, const char *text) {
     free(temporary);
     free(path);
     return done;
+}
+
+// --- locks ---
+
+/* Beside the file, not the file itself: that one is another after each write. */
+static int open_lock(const char *name) {
+    char *directory = cache_directory(),
+         *problem = directory ? try_make_directory(directory) : NULL;
+    char *path = directory ? format_string("%s/%s.lock", directory, name) : NULL;
+    int lock = path && !problem ? open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666) : -1;
+    free(path);
+    free(problem);   // cache_write says it
+    free(directory);
+    return lock;
+}
+
+int cache_lock(const char *name) {
+    int lock = open_lock(name);
+    for (int i = 0; lock >= 0 && i < LOCK_TRIES; i++) {
+        if (flock(lock, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) break;
+        usleep(LOCK_WAIT_US);
+    }
+    return lock;
+}
+
+void cache_unlock(int lock) {
+    if (lock >= 0) close(lock);
 }

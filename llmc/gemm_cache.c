@@ -9,6 +9,10 @@
 #include "common.h"
 #include "ops/gemm_choices.h"
 
+/* Half of what is read: the rest is for what a run adds. Lines have less than 300 bytes, so these
+   stay below the 1 MiB of cache_read. */
+enum { MAX_KEPT = GEMM_CHOICES_MAX / 2 };
+
 // --- the file of a device ---
 
 /* By what the texts' header says: device, compute capability, libraries. */
@@ -33,16 +37,25 @@ static void keep_measured(GemmChoices *list) {
     list->count = kept;
 }
 
-void gemm_cache_merge(const Device *d, const char *text) {
-    char *header = gemm_choices_header(d), *name = file_name(header), *old = cache_read(name);
+/* The new ones, then those of the file as it is, so that the oldest stand last; caller frees. */
+static char *merged_text(const char *text, const char *old, const char *header) {
     GemmChoices list = {NULL, 0};
     gemm_choices_read(&list, text, header);
     keep_measured(&list);
     if (old) gemm_choices_read(&list, old, header);
+    if (list.count > MAX_KEPT) list.count = MAX_KEPT;
     char *merged = gemm_choices_text(&list, header);
-    if (!old || strcmp(old, merged) != 0) cache_write(name, merged);
-    free(merged);
     free(list.items);
+    return merged;
+}
+
+void gemm_cache_merge(const Device *d, const char *text) {
+    char *header = gemm_choices_header(d), *name = file_name(header);
+    int lock = cache_lock(name);
+    char *old = cache_read(name), *merged = merged_text(text, old, header);
+    if (!old || strcmp(old, merged) != 0) cache_write(name, merged);
+    cache_unlock(lock);
+    free(merged);
     free(old);
     free(name);
     free(header);

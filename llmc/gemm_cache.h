@@ -21,7 +21,7 @@ extern "C" {
 /* What the cache has for this device; NULL for nothing. Caller frees. */
 char *gemm_cache_read(const Device *d);
 /* Adds what was measured of these algorithms to the file, in place of what it has for the same
-   products. */
+   products. The newest 2048 stay; what other processes add meanwhile does too. */
 void gemm_cache_merge(const Device *d, const char *text);
 
 /* Settles the algorithms of a training run with micro-batches of `tokens`, and measures its rates:

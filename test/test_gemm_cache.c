@@ -13,6 +13,9 @@ files of the cache, which nothing may depend on; and whose algorithms a run take
 #include "../llmc/ops/gemm_choices.h"
 #include "test.h"
 
+/* How a statement of EXPECT_DIES ends that only warns. */
+enum { WENT_ON = 78 };
+
 // --- choices ---
 
 static Device gpu_named(const char *name, int compute_capability, const char *libraries) {
@@ -213,6 +216,36 @@ CASE(another_machines_text_is_not_read) {
     free(text);
 }
 
+/* Far more than a model has, in far less than a second. */
+CASE(a_list_has_an_end) {
+    enum { NUM_LINES = 20000 };
+    GemmChoice first = choice_of(1, 1, 1), past = choice_of(NUM_LINES + 1, 1, 1);
+    char *head = text_of(&first, 1);
+    size_t used = strlen(head), line_bytes = 300;
+    char *text = (char *)xrealloc(head, used + NUM_LINES * line_bytes);
+    for (int i = 2; i <= NUM_LINES; i++) {
+        GemmChoice c = choice_of(i, 1, 1);
+        char *line = gemm_choice_line(&c);
+        used += (size_t)snprintf(text + used, line_bytes, "%s", line);
+        free(line);
+    }
+    double started = now_ms();
+    GemmChoices list = read_back(text);
+    EXPECT(now_ms() - started < 3000, "%.0f ms", now_ms() - started);
+    REQUIRE(list.count == GEMM_CHOICES_MAX, "%d", list.count);
+    EXPECT_EQ_I64(list.items[GEMM_CHOICES_MAX - 1].key.m, GEMM_CHOICES_MAX);
+    EXPECT_EQ_I64(gemm_choices_add(&list, &past), 0);
+    EXPECT_EQ_I64(list.count, GEMM_CHOICES_MAX);
+    EXPECT_DIES(WENT_ON, "more than 4096 GEMM algorithms", {
+        Device d = some_gpu();
+        GemmChoices none = {NULL, 0};
+        gemm_choices_read(&none, text, gemm_choices_header(&d));
+        _exit(WENT_ON);
+    });
+    free(list.items);
+    free(text);
+}
+
 // --- files ---
 
 /* An empty place for cache files. */
@@ -291,8 +324,35 @@ CASE(a_file_that_is_too_long_is_not_read) {
     free(back);
     text[most] = 'x';
     EXPECT_EQ_I64(cache_write("a.txt", text), 1);
-    EXPECT(cache_read("a.txt") == NULL);
+    EXPECT_DIES(WENT_ON, "a.txt' is not used: more than the 1048576 bytes",
+                _exit(cache_read("a.txt") ? 1 : WENT_ON));
     free(text);
+}
+
+/* A pipe is not waited for, and a device not read without end. */
+CASE(a_file_of_another_kind_is_not_read) {
+    static const char *const targets[] = {"/dev/zero", "/dev/full", "."};
+    fresh_cache("special");
+    EXPECT_EQ_I64(cache_write("a.txt", "one\n"), 1);
+    char *path = cache_path("a.txt");
+    for (int k = 0; k <= ARRAY_LEN(targets); k++) {
+        unlink(path);
+        int failed = k ? symlink(targets[k - 1], path) : mkfifo(path, 0666);
+        REQUIRE(!failed, "%s", path);
+        EXPECT_DIES(WENT_ON, "a.txt' is not used: not a regular file",
+                    _exit(cache_read("a.txt") ? 1 : WENT_ON));
+    }
+    EXPECT_EQ_I64(cache_write("a.txt", "two\n"), 1, "and its place is taken");
+    char *text = cache_read("a.txt");
+    EXPECT(text && strcmp(text, "two\n") == 0);
+    free(text);
+    free(path);
+}
+
+CASE(what_keeps_a_directory_from_being_made_is_said) {
+    setenv("XDG_CACHE_HOME", "/dev/null/cache", 1);
+    EXPECT_DIES(WENT_ON, "cannot create its directory: /dev/null/cache: Not a directory",
+                _exit(cache_write("a.txt", "one\n") ? 1 : WENT_ON));
 }
 
 static GemmChoices cached(const Device *d) {
@@ -333,6 +393,68 @@ CASE(merging_keeps_replaces_and_leaves_out) {
     GemmChoices none = cached(&other);
     EXPECT_EQ_I64(none.count, 0, "of a text of another device nothing is taken");
     free(foreign);
+}
+
+static int has_key(const GemmChoices *list, int64_t m) {
+    GemmChoice want = choice_of(m, 0, 0);
+    return gemm_choices_find(list, &want.key) != NULL;
+}
+
+CASE(merging_keeps_the_newest) {
+    enum { MAX_KEPT = 2048, NUM_NEW = 10 };
+    static GemmChoice items[MAX_KEPT + NUM_NEW];
+    Device d = some_gpu();
+    fresh_cache("newest");
+    for (int i = 0; i < ARRAY_LEN(items); i++) items[i] = choice_of(i + 1, 10, 1);
+    merge(&d, items, MAX_KEPT);
+    merge(&d, items + MAX_KEPT, NUM_NEW);
+    GemmChoices list = cached(&d);
+    EXPECT_EQ_I64(list.count, MAX_KEPT);
+    for (int i = 0; i < NUM_NEW; i++) {
+        EXPECT(has_key(&list, MAX_KEPT + 1 + i), "new one %d", i);
+        EXPECT(!has_key(&list, MAX_KEPT - i), "old one %d", i);
+    }
+    EXPECT(has_key(&list, MAX_KEPT - NUM_NEW));
+    free(list.items);
+}
+
+CASE(merging_at_once_loses_nothing) {
+    enum { NUM_PROCESSES = 4, NUM_MERGES = 20 };
+    Device d = some_gpu();
+    fresh_cache("at_once");
+    fflush(NULL);
+    for (int p = 0; p < NUM_PROCESSES; p++) {
+        if (fork() > 0) continue;
+        for (int i = 0; i < NUM_MERGES; i++) {
+            GemmChoice c = choice_of(1 + p + i * NUM_PROCESSES, 10, 1);
+            merge(&d, &c, 1);
+        }
+        _exit(0);
+    }
+    while (wait(NULL) > 0) continue;
+    GemmChoices list = cached(&d);
+    EXPECT_EQ_I64(list.count, NUM_PROCESSES * NUM_MERGES);
+    free(list.items);
+}
+
+CASE(a_lock_that_stays_is_not_waited_for_long) {
+    Device d = some_gpu();
+    fresh_cache("locked");
+    char *header = gemm_choices_header(&d);
+    char *name = format_string("gemm_%08x.txt", crc32_update(0, header, strlen(header)));
+    int lock = cache_lock(name);
+    REQUIRE(lock >= 0);
+    const GemmChoice c = choice_of(1, 10, 1);
+    double started = now_ms();
+    merge(&d, &c, 1);
+    double waited = now_ms() - started;
+    EXPECT(waited > 1900 && waited < 20000, "%.0f ms", waited);
+    GemmChoices list = cached(&d);
+    EXPECT_EQ_I64(list.count, 1);
+    cache_unlock(lock);
+    free(list.items);
+    free(name);
+    free(header);
 }
 
 CASE(a_damaged_file_is_put_right) {

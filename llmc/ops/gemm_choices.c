@@ -72,7 +72,7 @@ const GemmChoice *gemm_choices_find(const GemmChoices *list, const GemmKey *key)
 }
 
 int gemm_choices_add(GemmChoices *list, const GemmChoice *c) {
-    if (gemm_choices_find(list, &c->key)) return 0;
+    if (list->count == GEMM_CHOICES_MAX || gemm_choices_find(list, &c->key)) return 0;
     size_t bytes = (size_t)(list->count + 1) * sizeof(GemmChoice);
     list->items = (GemmChoice *)xrealloc(list->items, bytes);
     list->items[list->count++] = *c;
@@ -83,7 +83,8 @@ int gemm_choices_read(GemmChoices *list, const char *text, const char *header) {
     size_t header_bytes = strlen(header);
     if (strncmp(text, header, header_bytes) != 0) return 0;
     int added = 0, damaged = 0;
-    for (const char *line = text + header_bytes; *line;) {
+    const char *line = text + header_bytes;
+    while (*line && list->count < GEMM_CHOICES_MAX) {
         GemmChoice choice;
         size_t length = strcspn(line, "\n");
         // A line without its end may lack more.
@@ -93,6 +94,9 @@ int gemm_choices_read(GemmChoices *list, const char *text, const char *header) {
         line += length + (line[length] != '\0');
     }
     if (damaged) log_warn("%d damaged lines of GEMM algorithms are left out", damaged);
+    if (*line) {
+        log_warn("more than %d GEMM algorithms: those after are left out", GEMM_CHOICES_MAX);
+    }
     return added;
 }
 

@@ -20,7 +20,10 @@ gemm_choice_line would write, and whoever takes an algorithm from it asks the li
 extern "C" {
 #endif
 
-enum { GEMM_ALGO_WORDS = 8 };   // of cublasLtMatmulAlgo_t
+enum {
+    GEMM_ALGO_WORDS = 8,      // of cublasLtMatmulAlgo_t
+    GEMM_CHOICES_MAX = 4096   // keys of a list; a model has less than 200
+};
 
 /* What an algorithm is chosen for. Every byte counts in a comparison, so there is no padding. A
    bias is a parameter, which tensor.h aligns to 256 bytes. */
@@ -51,10 +54,11 @@ char *gemm_choices_header(const Device *d);
 char *gemm_choice_line(const GemmChoice *c);
 /* The choice for this key; NULL where there is none. */
 const GemmChoice *gemm_choices_find(const GemmChoices *list, const GemmKey *key);
-/* Adds a choice, unless there is one for its key. Returns whether it did. */
+/* Adds a choice, unless there is one for its key or the list is full. Returns whether it did. */
 int gemm_choices_add(GemmChoices *list, const GemmChoice *c);
-/* Adds those of the text whose keys the list does not have; none of a text with another header, and
-   damaged lines are left out with a warning. Returns how many. */
+/* Adds those of the text whose keys the list does not have; none of a text with another header.
+   Damaged lines, and what comes when the list is full, are left out with a warning. Returns how many
+   it added. */
 int gemm_choices_read(GemmChoices *list, const char *text, const char *header);
 /* Header and lines; caller frees. */
 char *gemm_choices_text(const GemmChoices *list, const char *header);
