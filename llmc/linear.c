@@ -79,6 +79,13 @@ size_t linear_operand_bytes(OperandForm form, int64_t rows, int64_t k) {
     return (size_t)most;
 }
 
+size_t linear_scratch_bytes(const Engine *e, const Linear *l, GemmKind g, int64_t tokens) {
+    if (!is_quantized(l, g, SIDE_A)) return 0;
+    int64_t cols = g == GEMM_FPROP ? l->in : l->out;
+    int64_t rows = g == GEMM_WGRAD ? cols : tokens, k = g == GEMM_WGRAD ? tokens : cols;
+    return linear_format_bytes(linear_gemm_form(e, l, g), cell(l, g, SIDE_A)->format, rows, k);
+}
+
 uint8_t *linear_packed_scales(const QOperand *q) {
     int64_t codes_bytes = (int64_t)quantize_codes_bytes(q->format, q->rows, q->k);
     return (uint8_t *)q->data + round_up(codes_bytes, SCALES_ALIGN);

@@ -190,12 +190,20 @@ static Widest widest_of(Model *m) {
 
 static int64_t head_rows(const Model *m) { return ceil_div(m->max_tokens, m->head_chunks); }
 
+/* What the linears share for one operand of this GEMM: the largest need. */
+static int64_t operand_scratch(Model *m, GemmKind g, int64_t tokens) {
+    int64_t most = 0;
+    for (int id = 0; id < model_num_linears(m); id++) {
+        size_t bytes = linear_scratch_bytes(&m->engine, model_linear(m, id), g, tokens);
+        most = max_i64(most, (int64_t)bytes);
+    }
+    return most;
+}
+
 static void place_activations(Model *m, Arena *saved, Arena *scratch, int training) {
     const ModelConfig *c = &m->config;
     Widest w = widest_of(m);
     int64_t N = m->max_tokens;
-    // Of quantised operands decoded values are the larger form, whatever the shape.
-    int64_t operand_bytes = (int64_t)linear_operand_bytes(FORM_VALUES, N, w.linear);
     for (int i = 0; i <= m->num_branches; i++)
         m->residual[i] = arena_tensor(saved, c->dtype, N, c->dim);
     for (int i = 0; i < m->num_branches; i++) block_place(&m->engine, &m->blocks[i], saved, N);
@@ -206,7 +214,9 @@ static void place_activations(Model *m, Arena *saved, Arena *scratch, int traini
     m->scratch.norm_out = arena_tensor(scratch, c->dtype, N, c->dim);
     m->scratch.core_out = arena_tensor(scratch, c->dtype, N, w.core_out);
     m->scratch.branch_out = arena_tensor(scratch, c->dtype, N, c->dim);
-    m->engine.row_buffer = arena_tensor(scratch, DT_U8, 1, operand_bytes);
+    int64_t row_bytes = operand_scratch(m, GEMM_FPROP, N);
+    if (training) row_bytes = max_i64(row_bytes, operand_scratch(m, GEMM_DGRAD, N));
+    m->engine.row_buffer = arena_tensor(scratch, DT_U8, 1, row_bytes);
     m->tokens = arena_tensor(scratch, DT_I32, N, 1);
     m->targets = arena_tensor(scratch, DT_I32, N, 1);
     m->logits =
@@ -217,7 +227,8 @@ static void place_activations(Model *m, Arena *saved, Arena *scratch, int traini
     m->scratch.dcore_out = arena_tensor(scratch, c->dtype, N, w.core_out);
     m->scratch.dcore_in = arena_tensor(scratch, c->dtype, N, w.core_in);
     m->scratch.dnorm_out = arena_tensor(scratch, c->dtype, N, c->dim);
-    m->engine.token_buffer = arena_tensor(scratch, DT_U8, 1, operand_bytes);
+    m->engine.token_buffer =
+        arena_tensor(scratch, DT_U8, 1, operand_scratch(m, GEMM_WGRAD, N));
 }
 
 static OpLimits limits_of(Model *m, const Config *c) {
