@@ -48,6 +48,9 @@ void log_line(const char *format, ...) PRINTF_LIKE(1, 2);   // stdout, newline a
 // stderr, "warning: " before, rank 0 only
 void log_warn(const char *format, ...) PRINTF_LIKE(1, 2);
 
+/* What to do about sizes that no machine has. */
+#define SMALLER_RUN "lower batch.micro, batch.seq_len, eval.micro or the model"
+
 void check_failed(const char *file, int line, const char *condition, const char *format, ...)
     NORETURN PRINTF_LIKE(4, 5);
 #define CHECK(condition, ...)                                              \

@@ -105,6 +105,18 @@ static void check_length(const Config *c) {
     }
 }
 
+/* What an int counts in ops, and what no device has memory for. */
+static void check_micro_batch(const Config *c) {
+    int is_eval = c->eval.micro > c->batch.micro;
+    int micro = is_eval ? c->eval.micro : c->batch.micro;
+    int64_t tokens = (int64_t)micro * c->batch.seq_len;
+    if (tokens <= INT32_MAX) return;
+    die(EXIT_CONFIG,
+        "config: %s %d x batch.seq_len %d = %lld tokens; legal: a micro-batch of less than 2^31 "
+        "tokens; batch.total_tokens makes steps of many",
+        is_eval ? "eval.micro" : "batch.micro", micro, c->batch.seq_len, (long long)tokens);
+}
+
 static void finish_directories(Config *c) {
     if (!c->log.dir[0]) {
         die(EXIT_CONFIG, "config: log.dir is empty; a run keeps its record there");
@@ -121,6 +133,7 @@ void config_finish(Config *c, int layers_given) {
     finish_heads(&c->model);
     finish_ffn(&c->model);
     if (c->eval.micro == 0) c->eval.micro = c->batch.micro;
+    check_micro_batch(c);
     finish_directories(c);
     check_precision(c);
     check_length(c);

@@ -23,7 +23,11 @@ const DTypeInfo dtype_info[NUM_DTYPES] = {
 // clang-format on
 
 size_t dtype_bytes(DType t, int64_t count) {
-    int64_t bits = count * dtype_info[t].bits;
+    int64_t bits;
+    if (__builtin_mul_overflow(count, (int64_t)dtype_info[t].bits, &bits)) {
+        die(EXIT_OOM, "%lld values of %s need 2^60 bytes or more: " SMALLER_RUN, (long long)count,
+            dtype_info[t].name);
+    }
     CHECK(count >= 0 && bits % 8 == 0, "%lld values of %s do not fill whole bytes",
           (long long)count, dtype_info[t].name);
     return (size_t)(bits / 8);

@@ -34,7 +34,7 @@ typedef struct {
 
 extern const DTypeInfo dtype_info[NUM_DTYPES];
 
-/* Bytes of `count` values; count is even for DT_E2M1. */
+/* Bytes of `count` values; count is even for DT_E2M1. Dies with EXIT_OOM from 2^60 bytes on. */
 size_t dtype_bytes(DType t, int64_t count);
 
 /* --- bfloat16: 1 sign, 8 exponent, 7 mantissa bits; nearest even; NaN stays NaN (quiet) --- */

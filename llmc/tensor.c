@@ -9,6 +9,7 @@
 #include "rng.h"
 
 enum { ARENA_ALIGN = 256, PARAM_ALIGN = 128 };
+static const size_t MAX_ARENA = (size_t)1 << 60;   // bytes; some arenas together fit an int64_t
 
 Tensor tensor_rows(Tensor t, int64_t begin, int64_t rows) {
     CHECK(begin >= 0 && rows >= 0 && begin + rows <= t.rows, "rows [%lld, %lld) of %lld",
@@ -46,9 +47,13 @@ void arena_free(Arena *a) {
 }
 
 Tensor arena_tensor(Arena *a, DType dtype, int64_t rows, int64_t cols) {
-    size_t bytes = (size_t)round_up((int64_t)dtype_bytes(dtype, rows * cols), ARENA_ALIGN);
+    int64_t count;
+    int overflows = __builtin_mul_overflow(rows, cols, &count);
+    size_t bytes = overflows ? MAX_ARENA : dtype_bytes(dtype, count);
+    if (bytes >= MAX_ARENA - a->used)
+        die(EXIT_OOM, "%s need 2^60 bytes or more: " SMALLER_RUN, a->name);
     char *data = a->base ? a->base + a->used : NULL;
-    a->used += bytes;
+    a->used += (size_t)round_up((int64_t)bytes, ARENA_ALIGN);
     CHECK(a->base == NULL || a->used <= a->size,
           "arena %s: the second layout is larger than the first", a->name);
     return tensor_view(data, dtype, rows, cols);

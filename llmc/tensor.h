@@ -50,7 +50,9 @@ Arena arena_measure(const char *name, Device *device);
 /* Allocates what was measured and starts again at the beginning. Dies with EXIT_OOM. */
 void arena_commit(Arena *a);
 void arena_free(Arena *a);
-Tensor arena_tensor(Arena *a, DType dtype, int64_t rows, int64_t cols);   // 256-byte aligned
+/* The next tensor of the arena, aligned to 256 bytes. Dies with EXIT_OOM where the arena comes to
+   2^60 bytes. */
+Tensor arena_tensor(Arena *a, DType dtype, int64_t rows, int64_t cols);
 
 typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL } InitKind;
 

@@ -642,6 +642,11 @@ static const BadWords bad_words[] = {
     {{"model.pos=rope", "model.head_dim=33"}, "model.head_dim is 33; model.pos rope"},
     {{"model.act=swiglu"}, "model.ffn is not given"},
     {{"model.act=relu2"}, "not for relu2"},
+    {{"batch.micro=32768", "batch.seq_len=1048576"},
+     "batch.micro 32768 x batch.seq_len 1048576 = 34359738368 tokens; legal: a micro-batch of less "
+     "than 2^31 tokens"},
+    {{"eval.micro=2048", "batch.seq_len=1048576"},
+     "eval.micro 2048 x batch.seq_len 1048576 = 2147483648 tokens"},
     {{"model.pattern=*-M-"}, "model.pattern has 'M' at place 3; legal: * (attention) and - (MLP)"},
     {{"model.pattern=*-", "model.layers=3"}, "model.layers is 3, but model.pattern has 2 blocks"},
     {{"precision.recipe=f32"},
@@ -667,6 +672,14 @@ CASE(bad_words) {
         EXPECT_DIES(EXIT_CONFIG, bad->message, config_parse(&c, count, (char **)bad->words));
         if (test_state.failures > failures) printf("  for the word %s\n", bad->words[0]);
     }
+}
+
+CASE(the_largest_micro_batch_is_accepted) {
+    char *args[] = {"batch.micro=2047", "batch.seq_len=1048576"};
+    Config c;
+    config_parse(&c, 2, args);
+    EXPECT_EQ_I64(c.eval.micro, 2047);
+    config_free(&c);
 }
 
 CASE(two_lengths_in_one_file) {

@@ -241,6 +241,9 @@ CASE(dtype_sizes) {
     for (int t = 0; t < NUM_DTYPES; t++)
         EXPECT_EQ_I64(dtype_bytes((DType)t, 6), bytes_of_6[t], "%s", dtype_info[t].name);
     EXPECT_ABORTS("3 values of e2m1", dtype_bytes(DT_E2M1, 3));
+    EXPECT_EQ_I64(dtype_bytes(DT_U8, (INT64_C(1) << 60) - 1), (INT64_C(1) << 60) - 1);
+    EXPECT_DIES(EXIT_OOM, "values of f32 need 2^60 bytes or more: lower batch.micro",
+                dtype_bytes(DT_F32, INT64_MAX / 16));
 }
 
 // --- random bits ---

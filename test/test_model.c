@@ -439,6 +439,28 @@ static void expect_tag(const char *want, int num_extra, char **extra) {
     expect_tag_as(FP4_EMULATED, want, num_extra, extra);
 }
 
+/* Legal keys can ask for more than there are numbers for. */
+CASE(sizes_beyond_all_measure_are_refused) {
+    char *args[] = {"model.layers=512",  "model.dim=131072",     "model.heads=1024",
+                    "model.ffn=1048576", "model.act=swiglu",     "model.vocab=16777216",
+                    "batch.micro=2047",  "batch.seq_len=1048576"};
+    Config c;
+    Model m;
+    Device *d = device_cpu_open(0);
+    config_parse(&c, ARRAY_LEN(args), args);
+    model_declare(&m, &c);
+    EXPECT_DIES(EXIT_OOM, "saved activations need 2^60 bytes or more: lower batch.micro",
+                model_measure(&m, &c, d, &ops_cpu, 1));
+    model_free(&m);
+    config_free(&c);
+    Arena a = arena_measure("tables", d);
+    EXPECT_DIES(EXIT_OOM, "tables need 2^60 bytes", arena_tensor(&a, DT_U8, INT64_MAX, 2));
+    for (int i = 0; i < 7; i++) arena_tensor(&a, DT_F32, INT64_C(1) << 30, 1 << 25);
+    EXPECT_EQ_I64(a.used, INT64_C(7) << 57);
+    EXPECT_DIES(EXIT_OOM, "tables need 2^60 bytes", arena_tensor(&a, DT_F32, 1 << 30, 1 << 25));
+    d->close(d);
+}
+
 CASE(precision_tag_says_what_runs) {
     char *f32[] = {"precision.recipe=f32", "model.dtype=f32"};
     char *bf16[] = {"precision.recipe=bf16"}, *nvfp4[] = {"precision.recipe=nvfp4"};
