@@ -44,8 +44,8 @@ enum {
     MAX_NONFINITE_IN_A_ROW = 10   // guard.nan=skip: by then the weights are lost, not one batch
 };
 
-/* What a verb reads of data.*: a config may name files that are not where the verb runs. */
-enum { READ_TRAIN = 1, READ_VAL = 2, READ_TOKENIZER = 4 };
+/* What a verb reads of data.*, which may lie elsewhere; whether plan.device judges its keys. */
+enum { READ_TRAIN = 1, READ_VAL = 2, READ_TOKENIZER = 4, FOR_PLAN = 8 };
 
 typedef struct {
     Config config;
@@ -225,24 +225,11 @@ static void print_plan(Run *r) {
     free(memory);
 }
 
-static void refuse_flags(int num_args, char **args) {
-    for (int i = 0; i < num_args; i++) {
-        if (args[i][0] != '-') continue;
-        char name[64], suggestion[256];
-        const char *word = args[i] + (strncmp(args[i], "--", 2) == 0 ? 2 : 0);
-        snprintf(name, sizeof(name), "%.*s", (int)strcspn(word, "="), word);
-        die(EXIT_CONFIG,
-            "unknown flag %s; flags are --help, --version and, of train, --dry-run; values are set "
-            "by key=value%s",
-            args[i], config_suggestion(name, suggestion, sizeof(suggestion)));
-    }
-}
-
 /* Everything that the verbs share: the machine, the data, the model's shape. */
 static void open_run(Run *r, int num_args, char **args, int reads) {
     Config *c = &r->config;
     memset(r, 0, sizeof(*r));
-    refuse_flags(num_args, args);
+    config_refuse_flags(num_args, args);
     config_parse(c, num_args, args);
     open_machine(r);
     if (c->preset_changes) {
@@ -256,7 +243,7 @@ static void open_run(Run *r, int num_args, char **args, int reads) {
     if (reads & READ_VAL) open_val(r);
     if (reads & READ_TOKENIZER) open_tokenizer(r);
     model_declare(&r->model, c);
-    backend_choose(&r->model, c, r->device);
+    (reads & FOR_PLAN ? backend_choose_for_plan : backend_choose)(&r->model, c, r->device);
     plan_precision_tag(&r->model, c, r->precision_tag, sizeof(r->precision_tag));
     r->config_json = config_to_json(c);
 }
@@ -570,7 +557,7 @@ static void claim_directories(const Config *c) {
 /* What training checks before its first step and can check without leaving a file. */
 static void rehearse(Run *r) {
     const Config *c = &r->config;
-    model_measure(&r->model, c, r->device, r->ops, 1);
+    fit_model(r, 1);
     char *checkpoint = resume_find(c, 1);
     settle_gemms(r, checkpoint);
     print_plan(r);
@@ -624,7 +611,7 @@ static int verb_train(int num_args, char **args) {
 
 static int verb_plan(int num_args, char **args) {
     Run run;
-    open_run(&run, num_args, args, READ_TRAIN | READ_VAL | READ_TOKENIZER);
+    open_run(&run, num_args, args, READ_TRAIN | READ_VAL | READ_TOKENIZER | FOR_PLAN);
     const Config *c = &run.config;
     int has_length = c->train.steps > 0 || c->train.tokens > 0 || c->train.epochs > 0;
     if (run.train && has_length)
@@ -687,16 +674,16 @@ static int verb_selftest(int num_args, char **args) {
     Run *r = &run;
     open_run(r, num_args, args, 0);
     log_line("%s", version_build());
-    log_line("device      %s, compute capability %d.%d; %s", r->device->name,
-             r->device->compute_capability / 10, r->device->compute_capability % 10,
-             r->device->libraries);
+    if (r->device->kind == DEVICE_CPU) log_line("device      %s", r->device->name);
+    else
+        log_line("device      %s, compute capability %d.%d; %s", r->device->name,
+                 r->device->compute_capability / 10, r->device->compute_capability % 10,
+                 r->device->libraries);
     log_line("precision   %s", r->precision_tag);
     SelftestOptions options = selftest_options(r, 1);
     SelftestReport report = selftest_run(&options);
     log_line("%d passed, %d failed", report.passed, report.failed);
-    char *tuple = selftest_tuple(&options);
-    if (tuple && report.failed == 0) selftest_remember(tuple);
-    free(tuple);
+    selftest_record(&options, &report);
     free(report.table);
     close_run(r);
     return report.failed == 0 ? EXIT_DONE : EXIT_DEVICE;
@@ -742,8 +729,15 @@ static void print_usage(FILE *out) {
                  "6 diverged, 7 hang, 130 interrupted; --version tells which program this is\n");
 }
 
+static const Verb *find_verb(const char *name) {
+    for (int i = 0; i < ARRAY_LEN(verbs); i++)
+        if (strcmp(name, verbs[i].name) == 0) return &verbs[i];
+    return NULL;
+}
+
 static int verb_help(int num_args, char **args) {
     if (take_flag(&num_args, args, "--markdown")) {
+        if (num_args > 0) die(EXIT_CONFIG, "help --markdown takes no name, and there is %s", *args);
         config_help_markdown();
         return EXIT_DONE;
     }
@@ -751,7 +745,9 @@ static int verb_help(int num_args, char **args) {
     if (num_args == 0) config_help(NULL);
     for (int i = 0; i < num_args; i++) {
         if (i > 0) printf("\n");
-        config_help(args[i]);
+        const Verb *verb = find_verb(args[i]);
+        if (verb) printf("verb %s: %s\n", verb->name, verb->summary);
+        if (!verb || config_help_knows(args[i])) config_help(args[i]);
     }
     return EXIT_DONE;
 }
@@ -787,11 +783,8 @@ int main(int argc, char **argv) {
         print_usage(stderr);
         return EXIT_CONFIG;
     }
-    for (int i = 0; i < ARRAY_LEN(verbs); i++) {
-        if (strcmp(args[0], verbs[i].name) != 0) continue;
-        int exit_code = verbs[i].run(num_args - 1, args + 1);
-        return verbs[i].run == verb_train ? exit_code : finish_output(exit_code);
-    }
-    refuse_unknown_verb(args[0]);
-    return verb_train(num_args, args);
+    const Verb *verb = find_verb(args[0]);
+    if (!verb) refuse_unknown_verb(args[0]);
+    if (!verb || verb->run == verb_train) return verb_train(num_args - !!verb, args + !!verb);
+    return finish_output(verb->run(num_args - 1, args + 1));
 }

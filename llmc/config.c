@@ -395,3 +395,16 @@ char *config_to_json(const Config *c) {
     cJSON_Delete(root);
     return text;
 }
+
+void config_refuse_flags(int num_args, char **args) {
+    for (int i = 0; i < num_args; i++) {
+        if (args[i][0] != '-') continue;
+        char name[64], suggestion[256];
+        const char *word = args[i] + (strncmp(args[i], "--", 2) == 0 ? 2 : 0);
+        snprintf(name, sizeof(name), "%.*s", (int)strcspn(word, "="), word);
+        die(EXIT_CONFIG,
+            "unknown flag %s; flags are --help, --version and, of train, --dry-run; values are set "
+            "by key=value%s",
+            args[i], config_suggestion(name, suggestion, sizeof(suggestion)));
+    }
+}

@@ -107,6 +107,8 @@ typedef struct {
    error. */
 void config_parse(Config *c, int num_args, char **args);
 void config_free(Config *c);
+/* Dies on a word that begins with a dash: what flags there are is taken out before. */
+void config_refuse_flags(int num_args, char **args);
 
 /* Micro-steps of one optimizer step on each rank. Dies naming batch.total_tokens and the nearest
    legal values. */

@@ -46,6 +46,7 @@ typedef struct {
 typedef struct {
     int passed, failed;
     int native_failed;   // of the failed rows, those whose product is of packed codes
+    int reduced;         // 1: for lack of memory some products had fewer tokens than asked for
     char *table;         // a header, a line a row, a legend, "N passed, N failed"; caller frees
 } SelftestReport;
 
@@ -57,8 +58,12 @@ SelftestReport selftest_run(const SelftestOptions *o);
 char *selftest_tuple(const SelftestOptions *o);
 /* Whether this very tuple has passed before on this machine. */
 int selftest_known(const char *tuple);
-/* Notes that it passed, in the folder of cache.h. */
+/* Notes that it passed, in the folder of cache.h; or takes such a note back. */
 void selftest_remember(const char *tuple);
+void selftest_forget(const char *tuple);
+/* What follows from a test that ran: remembered where all of it passed on all the tokens asked for,
+   forgotten where something failed. */
+void selftest_record(const SelftestOptions *o, const SelftestReport *r);
 
 #ifdef __cplusplus
 }

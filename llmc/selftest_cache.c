@@ -74,3 +74,19 @@ void selftest_remember(const char *tuple) {
     cache_write(name, tuple);   // a failure has been said, and costs another run
     free(name);
 }
+
+void selftest_forget(const char *tuple) {
+    if (!selftest_known(tuple)) return;
+    char *name = file_name(tuple);
+    cache_write(name, "withdrawn\n");
+    free(name);
+}
+
+void selftest_record(const SelftestOptions *o, const SelftestReport *r) {
+    char *tuple = selftest_tuple(o);
+    if (r->failed > 0) selftest_forget(tuple);
+    else if (r->reduced)
+        log_line("selftest    not remembered: some products had too little memory");
+    else selftest_remember(tuple);
+    free(tuple);
+}

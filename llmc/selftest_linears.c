@@ -68,18 +68,16 @@ typedef struct {
 
 // --- memory ---
 
-static int64_t larger_form(int64_t rows, int64_t k) {
-    size_t values = linear_operand_bytes(FORM_VALUES, rows, k);
-    size_t packed = linear_operand_bytes(FORM_PACKED, rows, k);
-    return (int64_t)(values > packed ? values : packed);
+static int64_t scratch(const Maker *m, const Subject *s, GemmKind g) {
+    return (int64_t)linear_scratch_bytes(&m->engine, &m->l, g, s->tokens);
 }
 
 static void place_maker(Maker *m, const Subject *s, Arena *a) {
     linear_place_weights(&m->engine, &m->l, a);
     linear_place_saved(&m->engine, &m->l, &m->saved, a, s->tokens);
-    int64_t row = max_i64(larger_form(s->tokens, s->l.in), larger_form(s->tokens, s->l.out));
+    int64_t row = max_i64(scratch(m, s, GEMM_FPROP), scratch(m, s, GEMM_DGRAD));
     m->engine.row_buffer = arena_tensor(a, DT_U8, 1, row);
-    m->engine.token_buffer = arena_tensor(a, DT_U8, 1, larger_form(s->l.out, s->tokens));
+    m->engine.token_buffer = arena_tensor(a, DT_U8, 1, scratch(m, s, GEMM_WGRAD));
     m->engine.state = (StepState *)arena_tensor(a, DT_U8, 1, sizeof(StepState)).data;
 }
 
@@ -467,6 +465,7 @@ static void run_subject(Selftest *t, const Subject *asked) {
         }
         s.tokens = s.tokens / 2 / MIN_TOKENS * MIN_TOKENS;
     }
+    t->report.reduced |= s.tokens < asked->tokens;
     if (s.tokens < asked->tokens)
         snprintf(s.note, sizeof(s.note), ", no memory for %lld tokens", (long long)asked->tokens);
     fill_bench(&b);

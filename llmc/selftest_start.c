@@ -8,14 +8,15 @@
 
 /* Runs the test unless this tuple has passed before. */
 static SelftestReport first_start_report(const SelftestOptions *o) {
-    SelftestReport report = {0, 0, 0, NULL};
+    SelftestReport report;
+    memset(&report, 0, sizeof(report));
     char *tuple = selftest_tuple(o);
     if (!tuple || !selftest_known(tuple)) {
         double started = now_ms();
         report = selftest_run(o);
         log_line("selftest    first start here: %d passed, %d failed, %.1f s", report.passed,
                  report.failed, (now_ms() - started) / 1000.0);
-        if (tuple && report.failed == 0) selftest_remember(tuple);
+        selftest_record(o, &report);
     }
     free(tuple);
     return report;

@@ -142,6 +142,40 @@ CASE(a_tuple_is_known_once_remembered) {
     small_model_close(&m);
 }
 
+CASE(a_pass_is_kept_whole_and_taken_back_by_a_failure) {
+    SmallModel m;
+    small_model_open(&m);
+    SelftestOptions o = options(&m);
+    SelftestReport r;
+    memset(&r, 0, sizeof(r));
+    char *tuple = selftest_tuple(&o);
+    setenv("XDG_CACHE_HOME", test_scratch("record"), 1);
+    r.reduced = 1;
+    selftest_record(&o, &r);
+    EXPECT_EQ_I64(selftest_known(tuple), 0, "on fewer tokens");
+    r.reduced = 0;
+    selftest_record(&o, &r);
+    EXPECT_EQ_I64(selftest_known(tuple), 1, "passed");
+    r.failed = 1;
+    selftest_record(&o, &r);
+    EXPECT_EQ_I64(selftest_known(tuple), 0, "failed later");
+    unsetenv("XDG_CACHE_HOME");
+    free(tuple);
+    small_model_close(&m);
+}
+
+/* Plain products have no operands to lay out, whatever their sizes. */
+CASE(odd_sizes_pass_where_nothing_is_quantised) {
+    SmallModel m;
+    small_model_open_as(&m, "model.dtype=bf16", "precision.recipe=bf16");
+    SelftestOptions o = {cpu, &ops_cpu, FP4_EMULATED, &m.model, 33, 0, 0};
+    model_linear(&m.model, 0)->in = 63;
+    SelftestReport r = selftest_run(&o);
+    EXPECT_EQ_I64(r.failed, 0, "\n%s", r.table);
+    free(r.table);
+    small_model_close(&m);
+}
+
 CASE(a_tuple_tells_apart_what_matters) {
     SmallModel m;
     small_model_open(&m);
