@@ -136,7 +136,7 @@ static void add_file(Parser *p, SettingList *list, const char *path, const Where
     if (file_exists(in_run)) path = in_run;   // the directory of a run stands for its config
     size_t bytes;
     char *text = config_read_file(path, &bytes);
-    char *real_path = realpath(path, NULL);   // NULL for a pipe: it extends nothing twice
+    char *real_path = realpath(path, NULL);   // NULL where it has just gone
     if (from && real_path && is_known(p, real_path, from)) {
         free(text);
         free(real_path);

@@ -57,8 +57,8 @@ const GemmChoice *gemm_choices_find(const GemmChoices *list, const GemmKey *key)
 /* Adds a choice, unless there is one for its key or the list is full. Returns whether it did. */
 int gemm_choices_add(GemmChoices *list, const GemmChoice *c);
 /* Adds those of the text whose keys the list does not have; none of a text with another header.
-   Damaged lines, and what comes when the list is full, are left out with a warning. Returns how many
-   it added. */
+   Damaged lines, and what comes when the list is full, are left out with a warning. Returns how
+   many it added. */
 int gemm_choices_read(GemmChoices *list, const char *text, const char *header);
 /* Header and lines; caller frees. */
 char *gemm_choices_text(const GemmChoices *list, const char *header);
