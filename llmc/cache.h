@@ -13,8 +13,8 @@ extern "C" {
 
 /* Where the file `name` is kept; NULL where the environment names no place. Caller frees. */
 char *cache_path(const char *name);
-/* The file's text, NUL-terminated; NULL where there is none, or, after a warning, where it cannot be
-   read, is no regular file or has more than 1 MiB. Caller frees. */
+/* The file's text, NUL-terminated; NULL where there is none, or, after a warning, where it cannot
+   be read, is no regular file or has more than 1 MiB. Caller frees. */
 char *cache_read(const char *name);
 /* Replaces the file as a whole, however many processes do so at once. Returns 0, having warned with
    the path and the system's text, where that cannot be done. */

@@ -94,8 +94,8 @@ void checkpoint_check(const char *path, ParamTable *params, CheckpointState *sta
 char *checkpoint_config(const char *path);
 
 /* The text of the algorithms that a checkpoint was saved with (caller frees): what must be known
-   before anything is computed. NULL where it has none; also, after a warning, where they are missing
-   though listed, or damaged. Dies with EXIT_DATA when there is no usable state.json. */
+   before anything is computed. NULL where it has none; also, after a warning, where they are
+   missing though listed, or damaged. Dies with EXIT_DATA when there is no usable state.json. */
 char *checkpoint_gemm_algorithms(const char *path);
 
 /* Prints a table of files and tensors with OK or what is wrong; returns the number of faults. */

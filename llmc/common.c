@@ -154,12 +154,12 @@ int open_regular_file(const char *path, int64_t *bytes, char **problem) {
     // Without O_NONBLOCK a pipe keeps its reader here until a writer comes.
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     struct stat info;
-    if (fd < 0 || fstat(fd, &info) != 0) *problem = format_string("cannot open: %s", strerror(errno));
-    else if (!S_ISREG(info.st_mode)) *problem = format_string("not a regular file");
-    else {
+    if (fd >= 0 && fstat(fd, &info) == 0 && S_ISREG(info.st_mode)) {
         *bytes = info.st_size;
         return fd;
     }
+    *problem = fd < 0 ? format_string("cannot open: %s", strerror(errno))
+                      : format_string("not a regular file");
     if (fd >= 0) close(fd);
     return -1;
 }
