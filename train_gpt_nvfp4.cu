@@ -83,11 +83,6 @@ static void request_stop(int signal_number) {
 
 /* --- setting up --- */
 
-static int cpu_threads_per_rank(int ranks) {
-    int cores = (int)sysconf(_SC_NPROCESSORS_ONLN);
-    return ranks > 1 ? (int)max_i64(1, cores / ranks) : 0;
-}
-
 static void open_machine(Run *r) {
     const Config *c = &r->config;
     r->host = comm_host_open();
@@ -115,7 +110,8 @@ static void open_machine(Run *r) {
 #endif
     if (!r->device) {
         // Ranks on one machine share its cores; without this each would take them all.
-        int threads = c->threads > 0 ? c->threads : cpu_threads_per_rank(r->host->size);
+        int64_t share = max_i64(1, sysconf(_SC_NPROCESSORS_ONLN) / r->host->size);
+        int threads = c->threads > 0 ? c->threads : r->host->size > 1 ? (int)share : 0;
         r->device = device_cpu_open(threads);
         r->ops = &ops_cpu;
     }
@@ -288,17 +284,30 @@ static void save_checkpoint(Run *r) {
     r->host->barrier(r->host);
 }
 
+static void refuse_longer_past(const Run *r, const char *path, int64_t step) {
+    if (step <= r->steps) return;
+    die(EXIT_CONFIG,
+        "the run has %lld steps, but %s is at step %lld; raise train.steps (or train.tokens, "
+        "train.epochs), or set ckpt.resume=never",
+        (long long)r->steps, path, (long long)step);
+}
+
+/* What loading it would refuse, but for the checksums of tensors. */
+static void rehearse_load(Run *r, const char *path) {
+    resume_compare(&r->config, path, 1);
+    CheckpointField fields[2];
+    CheckpointState s = checkpoint_state(r, fields);
+    checkpoint_check(path, &r->model.params, &s, 1);
+    free(s.config);
+    refuse_longer_past(r, path, s.step);
+}
+
 static void load_checkpoint(Run *r, const char *path, int training) {
     resume_compare(&r->config, path, training);
     CheckpointField fields[2];
     CheckpointState s = checkpoint_state(r, fields);
     checkpoint_load(path, &r->model.params, r->device, &s, training);
-    if (training && s.step > r->steps) {
-        die(EXIT_CONFIG,
-            "the run has %lld steps, but %s is at step %lld; raise train.steps (or train.tokens, "
-            "train.epochs), or set ckpt.resume=never",
-            (long long)r->steps, path, (long long)s.step);
-    }
+    if (training) refuse_longer_past(r, path, s.step);
     r->step = s.step;
     r->position = s.position;
     r->tokens = s.tokens;
@@ -561,7 +570,7 @@ static void rehearse(Run *r) {
     char *checkpoint = resume_find(c, 1);
     settle_gemms(r, checkpoint);
     print_plan(r);
-    if (checkpoint) resume_compare(c, checkpoint, 1);
+    if (checkpoint) rehearse_load(r, checkpoint);
     free(checkpoint);
     metrics_check(c->log.dir, c->log.reference);
     outfile_check_directory(c->ckpt.dir, "ckpt.dir");

@@ -416,6 +416,12 @@ CASE(dry_runs) {
         {"--dry-run " BASE "log.reference=@/nothing", EXIT_DATA, {"log.reference", "/nothing"}},
         {"--dry-run " BASE "log.reference=@/no_steps", EXIT_DATA, {"log.reference", "no_steps"}},
         {"--dry-run " BASE "ckpt.resume=@/nothing", EXIT_DATA, {"ckpt.resume"}},
+        {"--dry-run " BASE "ckpt.resume=@/trained train.steps=1 sched.warmup_steps=0",
+         EXIT_CONFIG,
+         {"the run has 1 steps", "is at step"}},
+        {"--dry-run " BASE "model.dim=65536 model.layers=512 model.heads=64",
+         EXIT_OOM,
+         {"the run needs", "are free"}},
         {"--dry-run " BASE "log.dir=@/trained seed=5", EXIT_CONFIG, {"seed: 1337 -> 5"}},
     };
     expect_all_refused(rows, ARRAY_LEN(rows));
