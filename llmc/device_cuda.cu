@@ -108,7 +108,7 @@ static void cuda_memory(Device *d, size_t *free_bytes, size_t *total_bytes) {
     CUDA_CHECK(cudaMemGetInfo(free_bytes, total_bytes));
 }
 
-// Recordings are CUDA graphs. Thread-local: another thread's calls, such as NCCL's, do not end them.
+// Recordings are CUDA graphs. Thread-local: calls of another thread, such as NCCL, do not end them.
 static void cuda_record_begin(Device *d) {
     CUDA_CHECK(cudaStreamBeginCapture(device_cuda_stream(d), cudaStreamCaptureModeThreadLocal));
 }
