@@ -1,5 +1,5 @@
 // test_gemm_fp8_cuda -- products of FP8 codes on FP8 tensor cores, through cuBLASLt, against
-// double of what the codes stand for: the three GEMMs of a linear with their formats and
+// sums in double of what the codes stand for: the three GEMMs of a linear with their formats and
 // epilogues, accumulation that is promoted to f32, alpha, the algorithms that tuning chooses, and
 // the same products emulated.
 #include "../llmc/device_cuda.cuh"
