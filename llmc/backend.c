@@ -123,6 +123,44 @@ static void check_fp8(const Config *c, const Device *d) {
         d->name);
 }
 
+/* Whether the GPU's convert would round some operand of the model, as the engine is set. */
+static int rounds_in_hardware(Model *m) {
+    for (int i = 0; i < NUM_GEMMS * NUM_SIDES * model_num_linears(m); i++) {
+        const Linear *l = model_linear(m, i / (NUM_GEMMS * NUM_SIDES));
+        GemmKind g = (GemmKind)(i / NUM_SIDES % NUM_GEMMS);
+        Side s = (Side)(i % NUM_SIDES);
+        int token = g == GEMM_WGRAD || (g == GEMM_DGRAD && s == SIDE_B);
+        if (linear_gemm_form(&m->engine, l, g) == FORM_PACKED &&
+            quantize_can_round_in_hardware(&l->plan.cell[g][s], token))
+            return 1;
+    }
+    return 0;
+}
+
+/* What precision.stochastic asks, once the engine is set. */
+static void check_stochastic(Model *m, const Config *c, const Device *d) {
+    if (c->precision.stochastic != STOCHASTIC_HARDWARE) return;
+    const char *software = "set precision.stochastic=software";
+    if (!quantize_has_hardware_rounding(d)) {
+        die(EXIT_CONFIG,
+            "precision.stochastic is hardware, but %s has no convert that rounds stochastically "
+            "(sm_100, sm_103); %s",
+            d->name, software);
+    }
+    if (m->engine.fp4 == FP4_EMULATED) {
+        die(EXIT_CONFIG,
+            "precision.stochastic is hardware, which rounds to packed NVFP4, and this run on %s "
+            "has none; %s",
+            d->name, software);
+    }
+    if (!rounds_in_hardware(m)) {
+        die(EXIT_CONFIG,
+            "precision.stochastic is hardware, but for %s this run has no packed NVFP4 operand "
+            "that is rounded stochastically with 8 dither bits in rows of 16; %s",
+            d->name, software);
+    }
+}
+
 /* Whether operands of the model have a format that has blocks, or one that has none. */
 static int has_operands(Model *m, int with_blocks) {
     for (int id = 0; id < model_num_linears(m); id++) {
@@ -166,6 +204,8 @@ static void set_engine(Model *m, const Config *c, Device *d) {
     e->device = d;
     e->fp4 = has_operands(m, 1) ? backend_fp4(c, d) : FP4_EMULATED;
     e->fp8 = has_operands(m, 0) && backend_fp8(c, d);
+    e->hardware_rounding = c->precision.stochastic == STOCHASTIC_HARDWARE &&
+                           e->fp4 != FP4_EMULATED && quantize_has_hardware_rounding(d);
 }
 
 void backend_choose(Model *m, const Config *c, Device *d) {
@@ -174,6 +214,7 @@ void backend_choose(Model *m, const Config *c, Device *d) {
     if (has_nvfp4) check_fp4(c, d);
     if (has_fp8) check_fp8(c, d);
     set_engine(m, c, d);
+    check_stochastic(m, c, d);
     for (int id = 0; id < model_num_linears(m); id++)
         check_sizes(&m->engine, model_linear(m, id), (int64_t)c->batch.micro * c->batch.seq_len);
 }

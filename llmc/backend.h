@@ -21,6 +21,10 @@ FP8 on both sides, whatever precision.gemm is:
 
 Every other pair of formats is emulated everywhere: NVFP4 by FP8, either by BF16, E5M2 by E5M2. No
 GPU multiplies these; native refuses a device for the units that it lacks, not for such pairs.
+
+precision.stochastic=hardware lets the convert of sm_100 and sm_103 round packed NVFP4 operands that
+are stochastic with 8 dither bits; the run's other operands are rounded in software. It is refused
+on other devices, where NVFP4 is emulated, and where no operand is of that kind.
 */
 #ifndef LLMC_BACKEND_H
 #define LLMC_BACKEND_H
@@ -32,9 +36,9 @@ GPU multiplies these; native refuses a device for the units that it lacks, not f
 extern "C" {
 #endif
 
-/* Sets the engine's device, fp4 and fp8, after model_declare. Dies with EXIT_CONFIG where the keys
-   ask for what the device does not have, or where packed operands cannot have the sizes of some
-   linear, which it names. Warns of keys that change nothing in this run. */
+/* Sets the engine's device, fp4, fp8 and hardware_rounding, after model_declare. Dies with
+   EXIT_CONFIG where the keys ask for what the device does not have, or where packed operands cannot
+   have the sizes of some linear, which it names. Warns of keys that change nothing in this run. */
 void backend_choose(Model *m, const Config *c, Device *d);
 /* The same for the verb plan. A GPU that plan.device names is the one that the keys are judged by;
    `d`, whose engine is set, then does what it can of them. */

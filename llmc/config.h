@@ -53,6 +53,10 @@ extern const char *const backend_names[NUM_BACKENDS];
 typedef enum { GEMM_KERNEL_CUBLASLT, GEMM_KERNEL_MMA, NUM_GEMM_KERNELS } GemmKernel;
 extern const char *const gemm_kernel_names[NUM_GEMM_KERNELS];
 
+// what rounds stochastically
+typedef enum { STOCHASTIC_SOFTWARE, STOCHASTIC_HARDWARE, NUM_STOCHASTICS } StochasticKind;
+extern const char *const stochastic_names[NUM_STOCHASTICS];
+
 // a step whose loss or norm is not finite
 typedef enum { NAN_STOP, NAN_SKIP, NUM_NAN_POLICIES } NanPolicy;
 extern const char *const nan_names[NUM_NAN_POLICIES];
@@ -77,6 +81,7 @@ typedef struct {
         RuleList rules;
         BackendKind backend;
         GemmKernel gemm;
+        StochasticKind stochastic;
     } precision;
     DeviceChoice device;
     int threads;                      // CPU threads, 0: all

@@ -10,6 +10,7 @@ and default is written once.
 const char *const pos_names[NUM_POSITIONS] = {"learned", "rope", "none"};
 const char *const backend_names[NUM_BACKENDS] = {"auto", "native", "emulate"};
 const char *const gemm_kernel_names[NUM_GEMM_KERNELS] = {"cublaslt", "mma"};
+const char *const stochastic_names[NUM_STOCHASTICS] = {"software", "hardware"};
 const char *const nan_names[NUM_NAN_POLICIES] = {"stop", "skip"};
 const char *const device_choice_names[NUM_DEVICE_CHOICES] = {"auto", "cpu", "cuda"};
 
@@ -131,6 +132,9 @@ const ConfigKey config_keys[] = {
     {KEY(ENUM, precision.gemm), "cublaslt", 0, 0,
      "what multiplies NVFP4 codes: the library, or the program's own kernel (in software and slow "
      "on GPUs before sm_120)", NULL, CHOICES(gemm_kernel_names)},
+    {KEY(ENUM, precision.stochastic), "software", 0, 0,
+     "who rounds stochastically: software, the same codes on all machines, or the GPU's convert "
+     "(sm_100, sm_103; packed NVFP4 with 8 dither bits only)", NULL, CHOICES(stochastic_names)},
 
     {KEY(ENUM, device), "auto", 0, 0,
      "where the model runs; auto: CUDA where there is a GPU", "nanoGPT device",
@@ -193,8 +197,8 @@ const ConfigKey config_keys[] = {
      "divides the logits; 0: always the likeliest token", "nanoGPT temperature"},
 
     {KEY(ENUM, plan.device), "auto", 0, 0,
-     "GPU, present or not, that `plan` predicts a step of and judges precision.backend and "
-     "precision.gemm by; auto: the device at hand", NULL,
+     "GPU, present or not, that `plan` predicts a step of and judges precision.backend, "
+     "precision.gemm and precision.stochastic by; auto: the device at hand", NULL,
      CHOICES_OF(device_facts, NUM_DEVICE_MODELS)},
     {KEY(INT64, plan.tokens), "0", 0, MAX_COUNT,
      "tokens that `plan` tells the hours of; 0: those of the run", NULL},

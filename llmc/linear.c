@@ -174,6 +174,7 @@ static Quantizer quantizer(const Engine *e, const Linear *l, OperandRequest requ
     how.tag = rng_quantize_tag((uint32_t)l->id, (uint32_t)request.gemm, (uint32_t)request.side, 0);
     how.seed = e->seed;
     how.state = e->state;
+    how.hardware_rounding = e->hardware_rounding;
     return how;
 }
 

@@ -41,6 +41,8 @@ typedef struct {
     uint64_t seed;               // key of all random draws
     Fp4Gemm fp4;
     int fp8;                     // 1: ops->gemm multiplies FP8 codes; 0: their decoded values
+    // 1: where the GPU can, it rounds packed NVFP4 stochastically; see Quantizer
+    int hardware_rounding;
     int training;                // 0: forward only, nothing is kept for backward
     Tensor row_buffer;           // scratch for the row operand of one linear, (1, bytes)
     Tensor token_buffer;         // scratch for the token operand of one dy, likewise

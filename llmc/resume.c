@@ -28,12 +28,14 @@ char *resume_find(const Config *c, int training) {
 /* What makes a checkpoint one of this run, and what may change on the way but changes the curves.
    Of the other keys none matters to a resumed run. What multiplies the codes is no part of a run's
    identity: the codes are the same and only the order of sums differs, and a run with
-   precision.backend=auto may itself come to a GPU that multiplies them in another way. */
+   precision.backend=auto may itself come to a GPU that multiplies them in another way. Nor is who
+   rounds stochastically: the draws differ, not what they are of. */
 #define IDENTITY_KEYS                                                                              \
     "model precision.recipe precision.keep_bf16 precision.rules batch.seq_len data.train "         \
     "data.shuffle seed"
 #define CURVE_KEYS                                                                                 \
-    "precision.backend precision.gemm batch.micro batch.total_tokens train optim sched guard"
+    "precision.backend precision.gemm precision.stochastic batch.micro batch.total_tokens train "  \
+    "optim sched guard"
 
 void resume_compare(const Config *c, const char *path, int training) {
     int named = strcmp(c->ckpt.resume, "auto") != 0 && strcmp(c->ckpt.resume, "never") != 0;

@@ -6,7 +6,8 @@ nothing: what a failure means is the caller's business.
              also against the CPU reference
   quantise   worked vectors byte for byte; the cells of recipe nvfp4 in both forms, which must
              decode to the same values, near to what was rounded; on a GPU bit for bit those of
-             the CPU; means of stochastic rounding
+             the CPU; means of stochastic rounding, also by the GPU's convert where the model's
+             engine rounds with it
   products   the three GEMMs of every distinct linear of the model, operands made and multiplied
              as the engine does: 64 elements against exact sums, and of packed operands every
              element against the emulated product. Then linears of our own: tensor scales far

@@ -43,11 +43,13 @@ char *selftest_tuple(const SelftestOptions *o) {
                       "device %s, compute capability %d\n"
                       "libraries %s\n"
                       "program crc32 %08" PRIx32 "\n"
-                      "ops %s, nvfp4 products %s, fp8 products %s, dtype %s, tokens %lld\n"
+                      "ops %s, nvfp4 products %s, fp8 products %s, stochastic %s, dtype %s, "
+                      "tokens %lld\n"
                       "%s",
                       o->device->name, o->device->compute_capability,
                       o->device->libraries[0] ? o->device->libraries : "none", crc, o->ops->name,
                       fp4_names[o->fp4], o->fp8 ? "native" : "emulated",
+                      stochastic_names[o->model->engine.hardware_rounding],
                       dtype_info[o->model->config.dtype].name, (long long)o->tokens, products);
     free(products);
     return tuple;

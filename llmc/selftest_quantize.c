@@ -26,6 +26,7 @@ typedef struct {
     GemmKind gemm;
     Side side;
     int token;
+    int hardware;   // rounded by the GPU's convert
 } Wanted;
 
 // --- making operands on a device ---
@@ -104,6 +105,7 @@ static void make_pair(const Selftest *t, const Ops *ops, Device *d, Tensor x, co
         how[i].rows_are_tokens = 1;
         how[i].tag = rng_quantize_tag(7, (uint32_t)w[i].gemm, (uint32_t)w[i].side, 0);
         how[i].seed = 0x123456789ABCDEFu;
+        how[i].hardware_rounding = w[i].hardware;
         how[i].state = state;
     }
     ops->amax_pair(d, &q[0], &how[0], &q[1], &how[1], there);
@@ -174,8 +176,8 @@ static void vector_tensor(const Vector *v, bf16_t x[BLOCK * BLOCK]) {
 
 static void run_vector(const Selftest *t, const Vector *v, SelftestWorst *worst) {
     const LinearPlan *plan = &recipe_find("nvfp4")->plan;
-    Wanted w[2] = {{plan->cell[GEMM_FPROP][SIDE_A], GEMM_FPROP, SIDE_A, 0},
-                   {plan->cell[GEMM_FPROP][SIDE_A], GEMM_WGRAD, SIDE_B, 1}};
+    Wanted w[2] = {{plan->cell[GEMM_FPROP][SIDE_A], GEMM_FPROP, SIDE_A, 0, 0},
+                   {plan->cell[GEMM_FPROP][SIDE_A], GEMM_WGRAD, SIDE_B, 1, 0}};
     bf16_t x[BLOCK * BLOCK];
     vector_tensor(v, x);
     Made made[2];
@@ -328,7 +330,7 @@ static void run_tensor(Selftest *t, int which) {
     for (int i = 0; i < 2; i++) {
         GemmKind g = tensors[which].gemm[i];
         Side s = tensors[which].side[i];
-        Wanted one = {plan->cell[g][s], g, s, i};
+        Wanted one = {plan->cell[g][s], g, s, i, 0};
         w[i] = one;
         operand_describe(&w[i].how, described[i], sizeof(described[i]));
     }
@@ -379,25 +381,42 @@ static void fill_means(Tensor x, int token, double exact[BLOCK]) {
     }
 }
 
-/* Of the values alone: packed codes decode to the same, or run_tensor fails. */
-static void run_stochastic(Selftest *t) {
+/* What the packed codes decode to, in place of the values. */
+static void decode_packed(Made *m, int token) {
+    int64_t tiles = ceil_div(m->k, 64);
+    double *decoded = (double *)xmalloc((size_t)m->k * sizeof(double));
+    for (int64_t row = 0; row < m->rows; row++) {
+        selftest_decode_row(decoded, m->codes + row * m->k / 2, m->scales + row / 128 * tiles * 512,
+                            row, m->k);
+        for (int64_t i = 0; i < m->k; i++)
+            m->values[value_at(m, token, row, i)] = bf16_from_f32((float)decoded[i]);
+    }
+    free(decoded);
+}
+
+/* Of the values alone: packed codes decode to the same, or run_tensor fails. What the GPU's convert
+   rounds is packed, and has no values to be equal to. */
+static void run_stochastic(Selftest *t, int hardware) {
     enum { ROWS = 128, COLS = 256 };
     const LinearPlan *plan = &recipe_find("nvfp4")->plan;
     SelftestWorst worst = {0};
     bf16_t *x = (bf16_t *)xmalloc(ROWS * COLS * sizeof(bf16_t));
     Tensor tensor = tensor_view(x, DT_BF16, ROWS, COLS);
-    Wanted w[2] = {{plan->cell[GEMM_DGRAD][SIDE_A], GEMM_DGRAD, SIDE_A, 0},
-                   {plan->cell[GEMM_WGRAD][SIDE_A], GEMM_WGRAD, SIDE_A, 1}};
+    Wanted w[2] = {{plan->cell[GEMM_DGRAD][SIDE_A], GEMM_DGRAD, SIDE_A, 0, hardware},
+                   {plan->cell[GEMM_WGRAD][SIDE_A], GEMM_WGRAD, SIDE_A, 1, hardware}};
     for (int i = 0; i < 2; i++) w[i].how.hadamard = 0;
+    for (int i = 0; i < 2 && hardware; i++) w[i].how.dither_bits = 8;
     for (int i = 0; i < 2; i++) {
         double exact[BLOCK];
         Made made[2];
         fill_means(tensor, i, exact);
         make_forms(t, t->ops, t->device, tensor, w, made);
+        if (hardware) decode_packed(&made[i], w[i].token);
         compare_means(&worst, &w[i], &made[i], exact);
         for (int form = 0; form < 2; form++) made_free(&made[form]);
     }
-    SelftestRow row = {"stochastic rounding", 0, "exact means (2048 draws, both directions)"};
+    SelftestRow row = {hardware ? "stochastic rounding, hardware" : "stochastic rounding", 0,
+                       "exact means (2048 draws, both directions)"};
     selftest_judge(t, row, &worst);
     free(x);
 }
@@ -405,5 +424,6 @@ static void run_stochastic(Selftest *t) {
 void selftest_quantize(Selftest *t) {
     run_vectors(t);
     for (int i = 0; i < ARRAY_LEN(tensors); i++) run_tensor(t, i);
-    run_stochastic(t);
+    run_stochastic(t, 0);
+    if (t->options->model->engine.hardware_rounding) run_stochastic(t, 1);
 }

@@ -64,6 +64,13 @@ int selftest_at_start(const SelftestOptions *o, const Config *c, Comm *host) {
             "precision.backend=emulate multiplies their values in BF16\n%s",
             device, rows);
     }
+    if (c->precision.stochastic == STOCHASTIC_HARDWARE) {
+        die(EXIT_DEVICE,
+            "the self-test failed: %s does not multiply packed codes as it should, and only packed "
+            "codes are rounded in hardware; set precision.stochastic=software and "
+            "precision.backend=emulate\n%s",
+            device, rows);
+    }
     log_warn("the self-test failed: %s does not multiply packed codes as it should; this run "
              "emulates the products, precision.backend=native would end it\n%s",
              device, rows);

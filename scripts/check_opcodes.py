@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Checks the machine code that `make cuda` built, without a GPU: check_opcodes.py [FOLDER], by
 default build/cuda. The NVFP4 GEMM must hold FP4 tensor core instructions for sm_120, what writes
-codes of FP4 the hardware's conversion, and none in software, wherever there is one; their kernels
+codes of FP4 the hardware's conversion, also the stochastic one of sm_100 and sm_103, and none in
+software, wherever there is one; their kernels
 must not spill registers and must fit into a block's shared memory. Prints totals and changes
 nothing. Exits 1 on a breach; else 2 where a GPU target was not built, which is not checked then.
 
@@ -22,6 +23,7 @@ SHARED_LIMIT = 99 * 1024
 OPCODES = [
     ("OMMA", 0x47F, None, 0, 0),                          # mma.sync mxf4nvf4
     ("F2FP.E2M1", 0x23E, None, 0x0FFFFF00, 0x04207000),   # cvt.rn.satfinite.e2m1x2.f32
+    ("F2FP.E2M1.RS", 0x23E, None, 0x0FFFFF00, 0x04227000),   # half a cvt.rs...e2m1x4
     ("FMUL 2^-126", 0x820, 0x00800000, 0, 0),             # how e2m1x8_encode makes codes without it
     ("LDL", 0x983, None, 0, 0),                           # spills come back
     ("STL", 0x387, None, 0, 0),                           # spills go out
@@ -32,8 +34,12 @@ Rule = collections.namedtuple("Rule", "object kernel arches opcode least most")
 ANY = 1 << 30
 GEMM, QUANTIZE = "llmc/ops/gemm_mma.cu.o", "llmc/ops/quantize.cu.o"
 WITH_FP4, WITHOUT_FP4 = (100, 103, 120), (80, 90)
+WITH_RANDOM, WITHOUT_RANDOM = (100, 103), (80, 90, 120)
 TWO_CODED = "PairCodesL8PairMode[12]ELS1_[12]E"   # each thread: 32 elements of either operand
 ONE_CODED = "PairCodesL8PairMode(0ELS1_[12]|[12]ELS1_0)E"
+BOTH_RANDOM = "PairCodesL8PairMode2ELS1_2E"       # mode 2 is "stochastic"
+ONE_RANDOM = "PairCodesL8PairMode(2ELS1_[01]|[01]ELS1_2)E"
+NOT_RANDOM = "PairCodesL8PairMode[01]ELS1_[01]E|PairValues|quantize_block_kernel"
 BLOCK_CODED = "quantize_block_kernel"
 RULES = [
     Rule(GEMM, "gemm_mma_kernel", (120,), "OMMA", 32, 32),
@@ -43,6 +49,10 @@ RULES = [
     Rule(QUANTIZE, TWO_CODED, WITH_FP4, "F2FP.E2M1", 32, 32),
     Rule(QUANTIZE, ONE_CODED, WITH_FP4, "F2FP.E2M1", 16, 16),
     Rule(QUANTIZE, BLOCK_CODED, WITH_FP4, "F2FP.E2M1", 8, 8),
+    Rule(QUANTIZE, BOTH_RANDOM, WITH_RANDOM, "F2FP.E2M1.RS", 32, 32),
+    Rule(QUANTIZE, ONE_RANDOM, WITH_RANDOM, "F2FP.E2M1.RS", 16, 16),
+    Rule(QUANTIZE, NOT_RANDOM, WITH_RANDOM, "F2FP.E2M1.RS", 0, 0),
+    Rule(QUANTIZE, "", WITHOUT_RANDOM, "F2FP.E2M1.RS", 0, 0),
     Rule(QUANTIZE, "", WITH_FP4, "FMUL 2^-126", 0, 0),
     Rule(QUANTIZE, f"{TWO_CODED}|{ONE_CODED}|{BLOCK_CODED}", WITHOUT_FP4, "FMUL 2^-126", 1, ANY),
     Rule(QUANTIZE, "", WITH_FP4, "LDL", 0, 0),

@@ -708,8 +708,10 @@ CASE(choices_are_found_however_they_are_written) {
         EXPECT_EQ_I64(c.plan.device, rows[i].device, "%s", rows[i].word);
         config_free(&c);
     }
-    char *mixed[] = {"precision.gemm=MMA", "sched.type=Cosine", "precision.backend=Emulate"};
-    config_parse(&c, 3, mixed);
+    char *mixed[] = {"precision.gemm=MMA", "sched.type=Cosine", "precision.backend=Emulate",
+                     "precision.stochastic=Hardware"};
+    config_parse(&c, ARRAY_LEN(mixed), mixed);
+    EXPECT_EQ_I64(c.precision.stochastic, STOCHASTIC_HARDWARE, "%s", mixed[3]);
     char *json = config_to_json(&c);
     EXPECT(strstr(json, "\"mma\"") && strstr(json, "\"cosine\"") && strstr(json, "\"emulate\""),
            "%s", json);

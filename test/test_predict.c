@@ -446,6 +446,8 @@ CASE(keys_are_judged_by_the_named_gpu) {
         ALL_NVFP4 "precision.gemm=mma plan.device=B200",   // in software
         ALL_NVFP4 "precision.backend=native plan.device=B200",
         "precision.recipe=fp8 precision.backend=native plan.device=H200",
+        ALL_NVFP4 "precision.stochastic=hardware plan.device=B200",
+        ALL_NVFP4 "precision.stochastic=hardware precision.gemm=mma plan.device=B300",
     };
     static const struct {
         const char *words, *message;
@@ -458,7 +460,16 @@ CASE(keys_are_judged_by_the_named_gpu) {
          "but B200 has no mma.sync of FP4 (sm_120, sm_121); set precision.backend=auto, or"},
         {ALL_NVFP4 "precision.gemm=mma precision.backend=emulate plan.device=rtx5090",
          "precision.backend is emulate"},
+        {ALL_NVFP4 "precision.stochastic=hardware plan.device=rtx5090",
+         "but RTX 5090 has no convert that rounds stochastically (sm_100, sm_103); set "
+         "precision.stochastic=software"},
+        {ALL_NVFP4 "precision.stochastic=hardware precision.backend=emulate plan.device=B200",
+         "and this run on B200 has none; set precision.stochastic=software"},
+        {ALL_NVFP4 "precision.stochastic=hardware precision.dgrad.dy.dither_bits=16 "
+         "precision.wgrad.dy.dither_bits=16 plan.device=B200",
+         "but for B200 this run has no packed NVFP4 operand that is rounded stochastically with 8"},
         // the device at hand, where none is named
+        {ALL_NVFP4 "precision.stochastic=hardware", "no convert that rounds stochastically"},
         {ALL_NVFP4 "precision.gemm=mma", "set precision.gemm=cublaslt, which on a CPU"},
         {ALL_NVFP4 "precision.gemm=mma precision.backend=native",
          "set precision.gemm=cublaslt and precision.backend=emulate"},
@@ -475,6 +486,26 @@ CASE(keys_are_judged_by_the_named_gpu) {
     for (int i = 0; i < ARRAY_LEN(refused); i++) {
         snprintf(words, sizeof(words), "%s%s", SMALL, refused[i].words);
         EXPECT_DIES(EXIT_CONFIG, refused[i].message, choose_for_plan(words, &fp4, &fp8));
+    }
+}
+
+CASE(an_engine_rounds_in_hardware_where_it_is_told_to) {
+    static const struct {
+        const char *words;
+        DeviceModel device;
+        int hardware;
+    } rows[] = {
+        {SMALL ALL_NVFP4 "precision.stochastic=hardware", DEVICE_MODEL_B200, 1},
+        {SMALL ALL_NVFP4 "precision.stochastic=hardware", DEVICE_MODEL_B300, 1},
+        {SMALL ALL_NVFP4, DEVICE_MODEL_B200, 0},
+    };
+    for (int i = 0; i < ARRAY_LEN(rows); i++) {
+        Setup s;
+        setup_open(&s, rows[i].words);
+        Device gpu = backend_device(rows[i].device);
+        backend_choose(&s.model, &s.config, &gpu);
+        EXPECT_EQ_I64(s.model.engine.hardware_rounding, rows[i].hardware, "row %d", i);
+        setup_close(&s);
     }
 }
 

@@ -94,6 +94,50 @@ CASE(planted_faults_show_with_packed_operands) {
         if (faults[i].when_packed) expect_fault_shown(cpu, &faults[i], FP4_LIBRARY);
 }
 
+// --- rounding by the GPU's convert, played by the CPU ---
+
+static int no_codes;   // else codes to nearest
+
+/* A convert that does not round stochastically. */
+static void quantize_pair_broken(Device *d, QOperand *row, const Quantizer *row_how,
+                                 QOperand *token, const Quantizer *token_how, Tensor x) {
+    int hardware = row && token && row_how->hardware_rounding && token_how->hardware_rounding;
+    if (!hardware || row->form != FORM_PACKED) {
+        sound->quantize_pair(d, row, row_how, token, token_how, x);
+        return;
+    }
+    Quantizer nearest[2] = {*row_how, *token_how};
+    for (int i = 0; i < 2; i++) nearest[i].how.rounding = ROUND_NEAREST;
+    sound->quantize_pair(d, row, &nearest[0], token, &nearest[1], x);
+    if (!no_codes) return;
+    memset(row->data, 0, quantize_packed_bytes(row->rows, row->k));
+    memset(token->data, 0, quantize_packed_bytes(token->rows, token->k));
+}
+
+static SelftestReport test_in_hardware(const Ops *ops) {
+    SmallModel m;
+    small_model_open(&m);
+    m.model.engine.hardware_rounding = 1;
+    SelftestReport r = small_model_test(&m, cpu, ops, FP4_LIBRARY);
+    small_model_close(&m);
+    return r;
+}
+
+CASE(rounding_in_hardware_is_a_row_of_its_own) {
+    SelftestReport r = test_in_hardware(&ops_cpu);
+    EXPECT(table_has(r.table, "PASS", "stochastic rounding, hardware "), "%s", r.table);
+    EXPECT_EQ_I64(r.failed, 0, "\n%s", r.table);
+    free(r.table);
+    Ops ops = *sound;
+    ops.quantize_pair = quantize_pair_broken;
+    for (no_codes = 0; no_codes < 2; no_codes++) {
+        r = test_in_hardware(&ops);
+        EXPECT(table_has(r.table, "FAIL", "stochastic rounding, hardware "), "%s", r.table);
+        EXPECT_EQ_I64(r.failed, 1, "\n%s", r.table);
+        free(r.table);
+    }
+}
+
 // --- what is remembered ---
 
 static SelftestOptions options(SmallModel *m) {

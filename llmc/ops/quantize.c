@@ -80,6 +80,15 @@ float quantize_dequant_mult(const Operand *how) {
     return 1.0f / (f->elem_max * (f->block > 0 ? (float)how->top_scale : 1.0f));
 }
 
+int quantize_has_hardware_rounding(const Device *d) {
+    return d->compute_capability == 100 || d->compute_capability == 103;
+}
+
+int quantize_can_round_in_hardware(const Operand *how, int token_operand) {
+    return how->format == FORMAT_NVFP4 && how->rounding == ROUND_STOCHASTIC &&
+           how->dither_bits == 8 && how->tile == TILE_ROW && (!how->hadamard || token_operand);
+}
+
 float operand_alpha_mult(const QOperand *a, const QOperand *b) {
     // What each side divides by is a small integer, so it comes back exactly from its reciprocal.
     float a_div = a->amax ? rintf(1.0f / a->dequant_mult) : 1.0f;

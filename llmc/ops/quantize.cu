@@ -211,14 +211,18 @@ __global__ static void __launch_bounds__(THREADS)
 
 // --- launchers ---
 
-static void check_cuda(const QOperand *row, const Quantizer *row_how, const QOperand *token,
-                       const Quantizer *token_how, Tensor x) {
+static void check_cuda(const Device *d, const QOperand *row, const Quantizer *row_how,
+                       const QOperand *token, const Quantizer *token_how, Tensor x) {
     quantize_check(row, row_how, token, token_how, x);
     CHECK(x.dtype == DT_BF16, "x is %s: the GPU quantises bf16", dtype_info[x.dtype].name);
     CHECK((uintptr_t)x.data % 16 == 0, "x at %p is not aligned to 16 bytes", x.data);
     CHECK(!row || (uintptr_t)row->data % 16 == 0, "the row operand is not aligned to 16 bytes");
     CHECK(!token || (uintptr_t)token->data % 16 == 0,
           "the token operand is not aligned to 16 bytes");
+    int hardware =
+        (row && row_how->hardware_rounding) || (token && token_how->hardware_rounding);
+    CHECK(!hardware || quantize_has_hardware_rounding(d),
+          "%s does not round stochastically itself", d->name);
     CHECK(tensor_count(x) / 32 <= UINT32_MAX, "x has %lld elements", (long long)tensor_count(x));
 }
 
@@ -231,7 +235,7 @@ static void amax_of_blocks(cudaStream_t stream, const QOperand *o, const Quantiz
 
 void amax_pair_cuda(Device *d, QOperand *row, const Quantizer *row_how, QOperand *token,
                     const Quantizer *token_how, Tensor x) {
-    check_cuda(row, row_how, token, token_how, x);
+    check_cuda(d, row, row_how, token, token_how, x);
     cudaStream_t stream = device_cuda_stream(d);
     if (row) CUDA_CHECK(cudaMemsetAsync(row->amax, 0, sizeof(float), stream));
     if (token) CUDA_CHECK(cudaMemsetAsync(token->amax, 0, sizeof(float), stream));
@@ -280,7 +284,7 @@ static void quantize_fp8(cudaStream_t stream, const QOperand *row, const QOperan
 
 void quantize_pair_cuda(Device *d, QOperand *row, const Quantizer *row_how, QOperand *token,
                         const Quantizer *token_how, Tensor x) {
-    check_cuda(row, row_how, token, token_how, x);
+    check_cuda(d, row, row_how, token, token_how, x);
     cudaStream_t stream = device_cuda_stream(d);
     quantize_fp8(stream, row, token, x);
     if (row && !format_has_blocks(row->format)) row = NULL;

@@ -168,6 +168,34 @@ static __device__ __forceinline__ uint32_t e2m1x8_encode(const float v[8]) {
     return codes;
 }
 
+// cvt.rs belongs to these two targets alone, not to their family; FEAT_SM100_ALL as above.
+#if defined(__CUDA_ARCH_SPECIFIC__)
+#define E2M1_CONVERT_RANDOM (__CUDA_ARCH_SPECIFIC__ == 1000 || __CUDA_ARCH_SPECIFIC__ == 1030)
+#elif defined(__CUDA_ARCH_FEAT_SM100_ALL)
+#define E2M1_CONVERT_RANDOM 1
+#else
+#define E2M1_CONVERT_RANDOM 0
+#endif
+
+#if E2M1_CONVERT_RANDOM
+/* As e2m1x8_encode, rounded stochastically: a word of random bits serves four values, 8 bits each.
+   The convert takes the value of the highest code first. */
+static __device__ __forceinline__ uint32_t e2m1x8_encode_random(const float v[8], uint32_t draw0,
+                                                                uint32_t draw1) {
+    uint32_t codes;
+    asm("{\n\t"
+        ".reg .b16 four<2>;\n\t"
+        "cvt.rs.satfinite.e2m1x4.f32 four0, {%4, %3, %2, %1}, %9;\n\t"
+        "cvt.rs.satfinite.e2m1x4.f32 four1, {%8, %7, %6, %5}, %10;\n\t"
+        "mov.b32 %0, {four0, four1};\n\t"
+        "}"
+        : "=r"(codes)
+        : "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "f"(v[4]), "f"(v[5]), "f"(v[6]), "f"(v[7]),
+          "r"(draw0), "r"(draw1));
+    return codes;
+}
+#endif
+
 // --- random bits ---
 
 /* The keys of Philox's rounds, worked out by the host: as kernel arguments they cost nothing. */

@@ -38,7 +38,8 @@ to bf16; amax and block maxima are those of the transformed, rounded values.
   shapes    R and C multiples of 16 for what is quantised (recipe_error has refused the rest with a
             message)
   dtypes    x bf16 (f32 on the CPU too; the transform then still rounds to bf16); values bf16
-  numerics  bit for bit the same codes and scales on CPU and CUDA
+  numerics  bit for bit the same codes and scales on CPU and CUDA; but for codes under
+            Quantizer.hardware_rounding, which the CPU does not know
   random    rng.h: Quantizer.tag without sub-draw, key Quantizer.seed, step and token base from
             StepState
   errors    aborts on a shape or dtype mismatch (quantize_check); amax of inf or NaN gives NaN
@@ -90,6 +91,8 @@ typedef struct {
     uint32_t tag;              // rng_quantize_tag(linear, gemm, operand, 0)
     uint64_t seed;
     const StepState *state;    // device memory
+    // 1: the GPU's convert rounds what quantize_can_round_in_hardware names, where it is packed
+    int hardware_rounding;
 } Quantizer;
 
 /* An operand that is the tensor itself: contraction along columns (k_contiguous) or along rows. */
@@ -113,6 +116,12 @@ float quantize_dequant_mult(const Operand *how);
 /* f32(1 / product of what both dequant_mult divide by), or of one side alone when the other has no
    tensor scale. */
 float operand_alpha_mult(const QOperand *a, const QOperand *b);
+
+/* 1 on GPUs whose convert rounds stochastically, to codes that differ from software's. */
+int quantize_has_hardware_rounding(const Device *d);
+/* 1 for a cell whose packed codes it can make: stochastic, with 8 dither bits, in rows of 16, and
+   transformed at most along the tokens. */
+int quantize_can_round_in_hardware(const Operand *how, int token_operand);
 
 /* Either operand may be NULL. First amax_pair, then quantize_pair, with the same arguments: each
    reads x once and serves both operands. amax_pair writes *row->amax and *token->amax. */

@@ -66,9 +66,9 @@ typedef struct {
     float low, high;
 } DitherPair;
 
-/* Of columns 2 i and 2 i + 1 of the eight whose random bits are in `draws`. */
+/* Of elements 2 i and 2 i + 1 of the eight whose random bits are in `draws`. */
 template <PairMode MODE>
-static __device__ __forceinline__ DitherPair row_dither(const uint32_t draws[2], int i) {
+static __device__ __forceinline__ DitherPair eight_dither(const uint32_t draws[2], int i) {
     DitherPair d = {0, 0};
     if (MODE == MODE_STOCHASTIC) {
         d.low = half_dither8(draws[i / 2], 2 * i % 4);
@@ -135,13 +135,13 @@ struct PairValues {
 
     template <PairMode MODE>
     static __device__ __forceinline__ Eight round_row(uint4 in, BlockScale s, uint32_t keep,
-                                                      const uint32_t draws[2]) {
+                                                      const uint32_t draws[2], int) {
         const uint32_t word[4] = {in.x, in.y, in.z, in.w};
         uint32_t scales = pack_bf16x2(s.scale, s.scale), out[4];
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            out[i] =
-                round_pair<MODE>(word[i], s.mult, s.mult, scales, keep, row_dither<MODE>(draws, i));
+            out[i] = round_pair<MODE>(word[i], s.mult, s.mult, scales, keep,
+                                      eight_dither<MODE>(draws, i));
         return make_uint4(out[0], out[1], out[2], out[3]);
     }
 
@@ -182,28 +182,47 @@ struct PairCodes {
     static __device__ __forceinline__ int strip(int thread) { return thread % STRIPS; }
     static __device__ __forceinline__ int pair(int thread) { return thread / STRIPS; }
 
-    /* What e2m1x8_encode makes the element's code of. */
+    /* y rounded, with the sign of v where that is to be kept. */
+    static __device__ __forceinline__ float stochastic(float y, float dither, float v,
+                                                       uint32_t keep) {
+        uint32_t magnitude = __float_as_uint(e2m1_stochastic(y, dither, DITHER8_OFFSET));
+        return __uint_as_float(magnitude | (__float_as_uint(v) & keep & 0x80000000u));
+    }
+
+    /* Codes of eight elements of a block, whose random bits are in `draws`, a word for four. In a
+       tensor that is not finite mult is NaN. */
     template <PairMode MODE>
-    static __device__ __forceinline__ float scaled(float v, float mult, uint32_t keep,
-                                                   float dither) {
-        float y = __fmul_rn(v, mult);
-        if (MODE == MODE_NEAREST) return y;   // in a tensor that is not finite: NaN
-        y = e2m1_stochastic(y, dither, DITHER8_OFFSET);
-        return __uint_as_float(__float_as_uint(y) | (__float_as_uint(v) & keep & 0x80000000u));
+    static __device__ __forceinline__ uint32_t encode(const float v[8], float mult, uint32_t keep,
+                                                      const uint32_t draws[2], int hardware) {
+        float y[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) y[i] = __fmul_rn(v[i], mult);
+        if (MODE == MODE_NEAREST) return e2m1x8_encode(y);
+#if E2M1_CONVERT_RANDOM
+        if (hardware) return e2m1x8_encode_random(y, draws[0], draws[1]);
+#else
+        (void)hardware;   // refused: see quantize_has_hardware_rounding
+#endif
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            DitherPair dither = eight_dither<MODE>(draws, i);
+            y[2 * i] = stochastic(y[2 * i], dither.low, v[2 * i], keep);
+            y[2 * i + 1] = stochastic(y[2 * i + 1], dither.high, v[2 * i + 1], keep);
+        }
+        return e2m1x8_encode(y);
     }
 
     template <PairMode MODE>
     static __device__ __forceinline__ Eight round_row(uint4 in, BlockScale s, uint32_t keep,
-                                                      const uint32_t draws[2]) {
+                                                      const uint32_t draws[2], int hardware) {
         const uint32_t word[4] = {in.x, in.y, in.z, in.w};
-        float y[8];
+        float v[8];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            DitherPair dither = row_dither<MODE>(draws, i);
-            y[2 * i] = scaled<MODE>(low_f32(word[i]), s.mult, keep, dither.low);
-            y[2 * i + 1] = scaled<MODE>(high_f32(word[i]), s.mult, keep, dither.high);
+            v[2 * i] = low_f32(word[i]);
+            v[2 * i + 1] = high_f32(word[i]);
         }
-        return e2m1x8_encode(y);
+        return encode<MODE>(v, s.mult, keep, draws, hardware);
     }
 
     /* The word of four neighbouring blocks' scales, of which four lanes hold one each: those whose
@@ -255,13 +274,14 @@ struct PairCodes {
             float low[8], high[8];
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                int r = half * 8 + i;
-                DitherPair dither = column_dither<MODE>(draws, r);
-                low[i] = scaled<MODE>(low_f32(word[r]), s[0].mult, keep, dither.low);
-                high[i] = scaled<MODE>(high_f32(word[r]), s[1].mult, keep, dither.high);
+                low[i] = low_f32(word[half * 8 + i]);
+                high[i] = high_f32(word[half * 8 + i]);
             }
-            codes[0][half] = e2m1x8_encode(low);
-            codes[1][half] = e2m1x8_encode(high);
+            int hardware = args.token.how.hardware_rounding;
+            codes[0][half] =
+                encode<MODE>(low, s[0].mult, keep, draws.low.w + 2 * half, hardware);
+            codes[1][half] =
+                encode<MODE>(high, s[1].mult, keep, draws.high.w + 2 * half, hardware);
         }
         uint8_t *out = (uint8_t *)args.token.data + (col * args.rows + row) / 2;
         *reinterpret_cast<uint2 *>(out) = make_uint2(codes[0][0], codes[0][1]);
@@ -319,10 +339,11 @@ static __device__ __forceinline__ void quantize_two_rows(const PairArgs &args, N
         draws = draw_rows(args.row, group, odd);
     }
     uint32_t keep = signs_to_keep(t);
+    int hardware = args.row.how.hardware_rounding;
     typename Form::Eight first =
-        Form::template round_row<MODE>(in[0], odd ? other : own, keep, draws.first);
+        Form::template round_row<MODE>(in[0], odd ? other : own, keep, draws.first, hardware);
     typename Form::Eight second =
-        Form::template round_row<MODE>(in[1], odd ? own : other, keep, draws.second);
+        Form::template round_row<MODE>(in[1], odd ? own : other, keep, draws.second, hardware);
     Form::store_rows(args, first, second, own.scale, row, col);
 }
 
