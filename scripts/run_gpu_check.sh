@@ -62,13 +62,14 @@ PYTHON
 
 # 20 steps through the own NVFP4 GEMM (in software before sm_120) and by emulation; its races. The
 # first steps are equal; then the last bits of sums move codes to their neighbours, and the losses part
-# at a pace that grows with the learning rate: 1e-4 keeps 20 steps within the limit.
+# at a pace that grows with the learning rate and with the noise of the batch.
 stage_mma() {
-    local keys=(model.preset=s1-7m model.vocab=50257 batch.micro=16 batch.total_tokens=32768
-        train.steps=20 sched.warmup_steps=5 optim.lr=1e-4 eval.every=0 precision.recipe=nvfp4
-        precision.keep_bf16.last=0)
-    train mma_emulated gpt2_124m_bf16 "${keys[@]}"
-    train mma_own gpt2_124m_bf16 "${keys[@]}" precision.gemm=mma
+    local keys=(model.preset=s1-7m model.vocab=50257 batch.micro=16 batch.seq_len=512
+        batch.total_tokens=32768 train.steps=20 sched.warmup_steps=5 optim.lr=1e-4 eval.every=0
+        ckpt.resume=never precision.recipe=nvfp4 precision.keep_bf16.last=0)
+    step mma_emulated 2 "$program" "${common[@]}" "${keys[@]}" "log.dir=$out/runs/mma_emulated"
+    step mma_own 2 "$program" "${common[@]}" "${keys[@]}" "log.dir=$out/runs/mma_own" \
+        precision.gemm=mma
     step mma_losses 1 losses_agree "$out/runs/mma_emulated" "$out/runs/mma_own" 1e-3
     step mma_racecheck 2 compute-sanitizer --tool racecheck --error-exitcode 9 \
         build/cuda/test/test_gemm_mma_cuda odd_shapes
