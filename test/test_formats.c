@@ -293,23 +293,37 @@ CASE(scale_offsets_of_the_tiled_layout) {
     }
 }
 
+/* The layout as cuBLAS documents it, written down once more. */
+static int64_t closed_form(int64_t r, int64_t c, int64_t padded_cols) {
+    return ((r >> 7) * (padded_cols >> 2) + (c >> 2)) * 512 + (r & 31) * 16 + (r >> 5 & 3) * 4 +
+           (c & 3);
+}
+
 /* Walks the bytes in the order the hardware reads them: tiles of 128 x 4 row by row; in a tile 32
-   lines of 16 bytes, a line holding 4 scales of each of 4 rows that are 32 apart. */
-CASE(scale_offsets_by_brute_force) {
-    static const int sizes[][2] = {{1, 1}, {128, 4}, {129, 5}, {300, 9}};
-    for (int i = 0; i < ARRAY_LEN(sizes); i++) {
-        int64_t padded_rows = round_up(sizes[i][0], 128), padded_cols = round_up(sizes[i][1], 4),
-                at = 0;
-        for (int64_t tile_row = 0; tile_row < padded_rows; tile_row += 128)
-            for (int64_t tile_col = 0; tile_col < padded_cols; tile_col += 4)
-                for (int line = 0; line < 32; line++)
-                    for (int part = 0; part < 4; part++)
-                        for (int c = 0; c < 4; c++, at++)
-                            EXPECT_EQ_I64(quantize_scale_offset(tile_row + part * 32 + line,
-                                                                tile_col + c, padded_cols),
-                                          at, "%d x %d", sizes[i][0], sizes[i][1]);
-        EXPECT_EQ_I64(quantize_scales_bytes(sizes[i][0], 16 * sizes[i][1]), at);
-    }
+   lines of 16 bytes, a line holding 4 scales of each of 4 rows that are 32 apart. Returns how many
+   are not where they should be. */
+static int64_t count_misplaced(int64_t rows, int64_t cols) {
+    int64_t padded_rows = round_up(rows, 128), padded_cols = round_up(cols, 4), at = 0, wrong = 0;
+    for (int64_t tile_row = 0; tile_row < padded_rows; tile_row += 128)
+        for (int64_t tile_col = 0; tile_col < padded_cols; tile_col += 4)
+            for (int i = 0; i < 512; i++, at++) {
+                int64_t r = tile_row + i / 4 % 4 * 32 + i / 16, c = tile_col + i % 4;
+                wrong += quantize_scale_offset(r, c, padded_cols) != at;
+                wrong += closed_form(r, c, padded_cols) != at;
+            }
+    return wrong + ((int64_t)quantize_scales_bytes(rows, 16 * cols) != at);
+}
+
+CASE(scale_offsets_of_576_shapes) {
+    static const int rows[] = {1,  2,   15,  16,  17,  31,  32,  33,  63,  64,  65,  96,
+                               127, 128, 129, 130, 160, 255, 256, 257, 300, 384, 512, 513};
+    static const int cols[] = {1,  2,  3,  4,  5,  6,  7,  8,  9,  12,  15,  16,
+                               17, 20, 31, 32, 33, 40, 63, 64, 65, 100, 127, 129};
+    int shapes = 0;
+    for (int i = 0; i < ARRAY_LEN(rows); i++)
+        for (int j = 0; j < ARRAY_LEN(cols); j++, shapes++)
+            EXPECT_EQ_I64(count_misplaced(rows[i], cols[j]), 0, "%d x %d", rows[i], cols[j]);
+    EXPECT_EQ_I64(shapes, 576);
 }
 
 TEST_MAIN_END
