@@ -164,11 +164,9 @@ int open_regular_file(const char *path, int64_t *bytes, char **problem) {
     return -1;
 }
 
-char *try_read_text_file(const char *path, size_t most, size_t *bytes, char **problem) {
-    int64_t size;
-    int fd = open_regular_file(path, &size, problem);
-    if (fd < 0) return NULL;
-    // A file may grow while it is read: its size only says how much memory will do at first.
+/* All that fd still holds, and closes it. A file may grow while it is read: the size only says how
+   much memory will do at first. */
+static char *read_to_end(int fd, int64_t size, size_t most, size_t *bytes, char **problem) {
     size_t used = 0, capacity = (size_t)min_i64(size, (int64_t)most) + 2;
     char *text = (char *)xmalloc(capacity);
     ssize_t got = 0;
@@ -186,8 +184,24 @@ char *try_read_text_file(const char *path, size_t most, size_t *bytes, char **pr
     return NULL;
 }
 
+char *try_read_text_file(const char *path, size_t most, size_t *bytes, char **problem) {
+    int64_t size;
+    int fd = open_regular_file(path, &size, problem);
+    return fd < 0 ? NULL : read_to_end(fd, size, most, bytes, problem);
+}
+
+/* What a shell writes for <(...): its writer is there, or the user means to wait for one. */
+static int open_pipe(const char *path) {
+    struct stat info;
+    if (stat(path, &info) != 0 || !S_ISFIFO(info.st_mode)) return -1;
+    return open(path, O_RDONLY | O_CLOEXEC);
+}
+
 char *read_text_file(const char *path, const char *what, size_t *bytes) {
-    char *problem, *text = try_read_text_file(path, MAX_TEXT_BYTES, bytes, &problem);
+    int pipe = open_pipe(path);
+    char *problem;
+    char *text = pipe < 0 ? try_read_text_file(path, MAX_TEXT_BYTES, bytes, &problem)
+                          : read_to_end(pipe, 0, MAX_TEXT_BYTES, bytes, &problem);
     if (!text) die(EXIT_DATA, "%s '%s': %s", what, path, problem);
     return text;
 }

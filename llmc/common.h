@@ -76,10 +76,10 @@ char *format_string(const char *format, ...) PRINTF_LIKE(1, 2);   // caller free
 int open_regular_file(const char *path, int64_t *bytes, char **problem);
 /* The whole file as a NUL-terminated string (caller frees), its size in *bytes if not NULL.
    Dies with EXIT_DATA naming `what` ("config", "tokenizer") and the path when it cannot be read or
-   is no regular file. */
+   is neither a regular file nor a pipe. */
 char *read_text_file(const char *path, const char *what, size_t *bytes);
-/* As read_text_file, but returns NULL and says what is wrong in *problem (caller frees), also of a
-   file of more than `most` bytes. */
+/* As read_text_file, of regular files only, but returns NULL and says what is wrong in *problem
+   (caller frees), also of a file of more than `most` bytes. */
 char *try_read_text_file(const char *path, size_t most, size_t *bytes, char **problem);
 /* Creates the directory and its parents; dies with EXIT_DATA naming `what` and the path if that
    fails. */

@@ -3,6 +3,9 @@ test_config -- the config from the user's side: what a file or a word may say, w
 mistake is answered with (exit code, place, key, what is legal), and that the echo reads back as the
 same config.
 */
+#include <fcntl.h>
+#include <sys/stat.h>
+
 #include "config.h"
 #include "config_parts.h"
 #include "test.h"
@@ -764,6 +767,23 @@ CASE(shipped_files_parse) {
     config_parse(&c, 2, overlay);
     EXPECT(c.precision.recipe == recipe_find("nvfp4"));
     config_free(&c);
+}
+
+/* As the shell's <(...) hands them over. */
+CASE(a_config_may_come_through_a_pipe) {
+    const char *path = test_scratch("pipe.json"), *json = "{\"model\": {\"layers\": 5}}";
+    EXPECT_EQ_I64(mkfifo(path, 0600), 0);
+    pid_t writer = fork();
+    if (writer == 0) {
+        int fd = open(path, O_WRONLY);
+        _exit(write(fd, json, strlen(json)) < 0);
+    }
+    char *args[] = {(char *)path};
+    Config c;
+    config_parse(&c, 1, args);
+    EXPECT_EQ_I64(c.model.layers, 5);
+    config_free(&c);
+    waitpid(writer, NULL, 0);
 }
 
 TEST_MAIN_END
