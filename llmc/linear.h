@@ -85,7 +85,7 @@ int linear_keeps_input(const Linear *l);
 OperandForm linear_gemm_form(const Engine *e, const Linear *l, GemmKind g);
 /* Bytes of an operand (rows, k), block scales included. */
 size_t linear_format_bytes(OperandForm form, FormatId format, int64_t rows, int64_t k);
-/* Bytes of what side A of this GEMM is made into, of `tokens` rows; 0 where it is a plain tensor. */
+/* Bytes of what side A of this GEMM makes of `tokens` rows; 0 where it is a plain tensor. */
 size_t linear_scratch_bytes(const Engine *e, const Linear *l, GemmKind g, int64_t tokens);
 /* Bytes that scratch for an operand (rows, k) of any format in this form needs. */
 size_t linear_operand_bytes(OperandForm form, int64_t rows, int64_t k);
