@@ -29,17 +29,12 @@ const char *backend_gemm_name(const Engine *e, const Linear *l, GemmKind g) {
     return is_fp8(l, g) ? "native" : backend_name(e->fp4, e->device);
 }
 
-static int is_quantized(const Linear *l, GemmKind g) {
-    return format_is_quantized(l->plan.cell[g][SIDE_A].format) ||
-           format_is_quantized(l->plan.cell[g][SIDE_B].format);
-}
-
 const char *backend_run_name(Model *m) {
     const char *all = NULL;
     for (int i = 0; i < NUM_GEMMS * model_num_linears(m); i++) {
         const Linear *l = model_linear(m, i / NUM_GEMMS);
         GemmKind g = (GemmKind)(i % NUM_GEMMS);
-        if (!is_quantized(l, g)) continue;
+        if (!linear_gemm_is_quantized(l, g)) continue;
         const char *name = backend_gemm_name(&m->engine, l, g);
         if (all && strcmp(all, name) != 0) return "mixed";
         all = name;

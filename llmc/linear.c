@@ -25,13 +25,13 @@ static int is_quantized(const Linear *l, GemmKind g, Side s) {
     return format_is_quantized(cell(l, g, s)->format);
 }
 
-static int gemm_is_quantized(const Linear *l, GemmKind g) {
+int linear_gemm_is_quantized(const Linear *l, GemmKind g) {
     return is_quantized(l, g, SIDE_A) || is_quantized(l, g, SIDE_B);
 }
 
 int linear_quantized_gemms(const Linear *l) {
     int count = 0;
-    for (int g = 0; g < NUM_GEMMS; g++) count += gemm_is_quantized(l, (GemmKind)g);
+    for (int g = 0; g < NUM_GEMMS; g++) count += linear_gemm_is_quantized(l, (GemmKind)g);
     return count;
 }
 
@@ -266,7 +266,7 @@ void linear_multiply(Engine *e, Tensor d, const QOperand *a, const QOperand *b,
 
 static void run_gemm(Engine *e, const Linear *l, GemmKind g, Tensor d, const QOperand *a,
                      const QOperand *b, GemmEpilogue epilogue) {
-    e->quantized_gemms += gemm_is_quantized(l, g);
+    e->quantized_gemms += linear_gemm_is_quantized(l, g);
     linear_multiply(e, d, a, b, epilogue);
 }
 

@@ -98,6 +98,8 @@ int linear_uses_own_kernel(const Engine *e, const QOperand *q);
 /* The product by what the engine chose for operands of this form. */
 void linear_multiply(Engine *e, Tensor d, const QOperand *a, const QOperand *b,
                      GemmEpilogue epilogue);
+/* 1 where an operand of this GEMM is quantised. */
+int linear_gemm_is_quantized(const Linear *l, GemmKind g);
 /* GEMMs of this layer with at least one quantised operand. */
 int linear_quantized_gemms(const Linear *l);
 

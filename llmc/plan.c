@@ -35,9 +35,8 @@ static void text_add(Text *t, const char *format, ...) {
 
 /* "native" for codes, "emulated" for decoded values, the format's name for plain operands. */
 static const char *how_multiplied(const Engine *e, const Linear *l, GemmKind g) {
-    FormatId left = l->plan.cell[g][SIDE_A].format, right = l->plan.cell[g][SIDE_B].format;
-    if (!format_is_quantized(left) && !format_is_quantized(right)) return formats[left].name;
-    return backend_gemm_name(e, l, g);
+    if (linear_gemm_is_quantized(l, g)) return backend_gemm_name(e, l, g);
+    return formats[l->plan.cell[g][SIDE_A].format].name;
 }
 
 /* The lines of GEMMs: what they are about, and how wide their columns are. */

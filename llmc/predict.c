@@ -210,9 +210,8 @@ static const PredictTerm unit_terms[NUM_UNITS] = {TERM_LINEARS_BF16, TERM_LINEAR
                                                   TERM_LINEARS_FP4};
 
 static PredictTerm gemm_term(const Linear *l, GemmKind g, TensorUnit unit) {
-    int quantised = format_is_quantized(l->plan.cell[g][SIDE_A].format) ||
-                    format_is_quantized(l->plan.cell[g][SIDE_B].format);
-    return quantised && unit == UNIT_BF16 ? TERM_LINEARS_EMULATED : unit_terms[unit];
+    int emulated = linear_gemm_is_quantized(l, g) && unit == UNIT_BF16;
+    return emulated ? TERM_LINEARS_EMULATED : unit_terms[unit];
 }
 
 static void count_linear(Count *n, const Linear *l) {

@@ -367,10 +367,8 @@ static const char *refusal(const Bench *b, const Product *p) {
 
 static void run_product(Bench *b, const Product *p) {
     const Selftest *t = b->t;
-    const LinearPlan *plan = &b->s->l.plan;
     int packed = p->a->form == FORM_PACKED;
-    int quantized = format_is_quantized(plan->cell[p->kind][SIDE_A].format) ||
-                    format_is_quantized(plan->cell[p->kind][SIDE_B].format);
+    int quantized = linear_gemm_is_quantized(&b->s->l, p->kind);
     char name[128];
     const char *how = quantized ? backend_gemm_name(&b->made.engine, &b->s->l, p->kind) : "";
     describe(name, sizeof(name), b->s, p->kind, how, b->s->tokens);
