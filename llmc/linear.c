@@ -70,15 +70,6 @@ size_t linear_format_bytes(OperandForm form, FormatId format, int64_t rows, int6
     return (size_t)round_up((int64_t)codes, SCALES_ALIGN) + quantize_scales_bytes(rows, k);
 }
 
-size_t linear_operand_bytes(OperandForm form, int64_t rows, int64_t k) {
-    int64_t most = 0;
-    for (int f = 0; f < NUM_FORMATS; f++) {
-        if (!format_is_quantized((FormatId)f)) continue;
-        most = max_i64(most, (int64_t)linear_format_bytes(form, (FormatId)f, rows, k));
-    }
-    return (size_t)most;
-}
-
 size_t linear_scratch_bytes(const Engine *e, const Linear *l, GemmKind g, int64_t tokens) {
     if (!is_quantized(l, g, SIDE_A)) return 0;
     int64_t cols = g == GEMM_FPROP ? l->in : l->out;

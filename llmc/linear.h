@@ -87,8 +87,6 @@ OperandForm linear_gemm_form(const Engine *e, const Linear *l, GemmKind g);
 size_t linear_format_bytes(OperandForm form, FormatId format, int64_t rows, int64_t k);
 /* Bytes of what side A of this GEMM makes of `tokens` rows; 0 where it is a plain tensor. */
 size_t linear_scratch_bytes(const Engine *e, const Linear *l, GemmKind g, int64_t tokens);
-/* Bytes that scratch for an operand (rows, k) of any format in this form needs. */
-size_t linear_operand_bytes(OperandForm form, int64_t rows, int64_t k);
 /* Where the block scales of a packed operand lie in its buffer: behind the codes, aligned. */
 uint8_t *linear_packed_scales(const QOperand *q);
 /* Parts that the packed operands of its weight gradient are cut into; see gemm_slices. */
