@@ -578,8 +578,7 @@ static void rehearse(Run *r) {
 
 static int verb_train(int num_args, char **args) {
     int dry_run = take_flag(&num_args, args, "--dry-run");
-    Run run;
-    Run *r = &run;
+    Run run, *r = &run;
     open_run(r, num_args, args, READ_TRAIN | READ_VAL | READ_TOKENIZER);
     plan_training(r);
     const Config *c = &r->config;
@@ -679,8 +678,7 @@ static int verb_sample(int num_args, char **args) {
 }
 
 static int verb_selftest(int num_args, char **args) {
-    Run run;
-    Run *r = &run;
+    Run run, *r = &run;
     open_run(r, num_args, args, 0);
     log_line("%s", version_build());
     if (r->device->kind == DEVICE_CPU) log_line("device      %s", r->device->name);
@@ -692,7 +690,9 @@ static int verb_selftest(int num_args, char **args) {
     SelftestOptions options = selftest_options(r, 1);
     SelftestReport report = selftest_run(&options);
     log_line("%d passed, %d failed", report.passed, report.failed);
-    selftest_record(&options, &report);
+    char *tuple = selftest_tuple(&options);
+    selftest_record(tuple, &report);
+    free(tuple);
     free(report.table);
     close_run(r);
     return report.failed == 0 ? EXIT_DONE : EXIT_DEVICE;

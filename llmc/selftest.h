@@ -64,7 +64,7 @@ void selftest_remember(const char *tuple);
 void selftest_forget(const char *tuple);
 /* What follows from a test that ran: remembered where all of it passed on all the tokens asked for,
    forgotten where something failed. */
-void selftest_record(const SelftestOptions *o, const SelftestReport *r);
+void selftest_record(const char *tuple, const SelftestReport *r);
 
 #ifdef __cplusplus
 }

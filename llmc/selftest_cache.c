@@ -84,11 +84,9 @@ void selftest_forget(const char *tuple) {
     free(name);
 }
 
-void selftest_record(const SelftestOptions *o, const SelftestReport *r) {
-    char *tuple = selftest_tuple(o);
+void selftest_record(const char *tuple, const SelftestReport *r) {
     if (r->failed > 0) selftest_forget(tuple);
     else if (r->reduced)
         log_line("selftest    not remembered: some products had too little memory");
     else selftest_remember(tuple);
-    free(tuple);
 }

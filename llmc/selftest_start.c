@@ -16,7 +16,7 @@ static SelftestReport first_start_report(const SelftestOptions *o) {
         report = selftest_run(o);
         log_line("selftest    first start here: %d passed, %d failed, %.1f s", report.passed,
                  report.failed, (now_ms() - started) / 1000.0);
-        selftest_record(o, &report);
+        selftest_record(tuple, &report);
     }
     free(tuple);
     return report;
