@@ -4,62 +4,14 @@
 // copy.
 #include "../llmc/device_cuda.cuh"
 #include "../llmc/ops/quantize.h"
-#include "quantize_setup.h"
+#include "quantize_twin.cuh"
 #include "test.h"
-
-static Device *gpu;
-
-typedef struct {
-    Setup host;   // of the CPU
-    Tensor x;     // the rest: on the GPU
-    QOperand row, token;
-    float *amax;
-} Twin;
-
-static QOperand operand_on_gpu(const QOperand *host, float *amax) {
-    QOperand o = *host;
-    o.amax = amax;
-    o.data = device_alloc(gpu, setup_bytes(host), "operand");
-    if (host->scales)
-        o.scales =
-            (uint8_t *)device_alloc(gpu, quantize_scales_bytes(host->rows, host->k), "scales");
-    return o;
-}
-
-static void twin_make(Twin *t, Tensor x, OperandForm form, Operand row, Operand token) {
-    setup_make(&t->host, x, form, row, token);
-    t->x = tensor_view(device_alloc(gpu, tensor_bytes(x), "x"), x.dtype, x.rows, x.cols);
-    gpu->upload(gpu, t->x.data, x.data, tensor_bytes(x));
-    t->amax = (float *)device_alloc(gpu, 2 * sizeof(float), "amax");
-    t->row = operand_on_gpu(&t->host.row, t->amax);
-    t->token = operand_on_gpu(&t->host.token, t->amax + 1);
-}
-
-static void twin_free(Twin *t) {
-    void *const memory[] = {t->x.data,     t->amax,       t->row.data,
-                            t->token.data, t->row.scales, t->token.scales};
-    for (int i = 0; i < ARRAY_LEN(memory); i++)
-        if (memory[i]) gpu->free(gpu, memory[i]);
-    setup_free(&t->host);
-}
-
-enum { ROW = 1, TOKEN = 2, BOTH = ROW | TOKEN };
-
-static void expect_equal(const void *on_gpu, const void *host, size_t bytes, const char *what,
-                         const char *where) {
-    void *got = xmalloc(bytes);
-    gpu->download(gpu, got, on_gpu, bytes);
-    EXPECT_BITS(got, host, bytes, "%s, %s", what, where);
-    free(got);
-}
 
 static void compare(Tensor x, OperandForm form, Operand row, Operand token, int which,
                     const char *where) {
     Twin t;
     twin_make(&t, x, form, row, token);
-    QOperand *row_q = which & ROW ? &t.row : NULL, *token_q = which & TOKEN ? &t.token : NULL;
-    amax_pair_cuda(gpu, row_q, &t.host.row_how, token_q, &t.host.token_how, t.x);
-    quantize_pair_cuda(gpu, row_q, &t.host.row_how, token_q, &t.host.token_how, t.x);
+    run_gpu(&t, which);
     setup_run(&t.host);
     if (which & ROW) {
         expect_equal(t.row.amax, t.host.row.amax, sizeof(float), "amax of the row operand", where);
@@ -157,47 +109,9 @@ CASE(beside_nvfp4) {
 
 // --- speed ---
 
-enum { REPEATS = 20 };
-
-typedef struct {
-    Twin *twin;
-    void *copy;
-} Timed;
-static void time_copy(Timed t) {
-    CUDA_CHECK(cudaMemcpyAsync(t.copy, t.twin->x.data, tensor_bytes(t.twin->x),
-                               cudaMemcpyDeviceToDevice, device_cuda_stream(gpu)));
-}
-static void time_amax(Timed t) {
-    amax_pair_cuda(gpu, &t.twin->row, &t.twin->host.row_how, &t.twin->token,
-                   &t.twin->host.token_how, t.twin->x);
-}
-static void time_quantize(Timed t) {
-    quantize_pair_cuda(gpu, &t.twin->row, &t.twin->host.row_how, &t.twin->token,
-                       &t.twin->host.token_how, t.twin->x);
-}
 static void time_both(Timed t) {
     time_amax(t);
     time_quantize(t);
-}
-
-/* GB/s of the best of REPEATS runs. */
-static double gigabytes_per_s(void (*pass)(Timed), Timed t, double bytes) {
-    cudaEvent_t begin, end;
-    CUDA_CHECK(cudaEventCreate(&begin));
-    CUDA_CHECK(cudaEventCreate(&end));
-    float best = INFINITY;
-    for (int i = 0; i < REPEATS; i++) {
-        float ms;
-        CUDA_CHECK(cudaEventRecord(begin, device_cuda_stream(gpu)));
-        pass(t);
-        CUDA_CHECK(cudaEventRecord(end, device_cuda_stream(gpu)));
-        CUDA_CHECK(cudaEventSynchronize(end));
-        CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
-        if (ms < best) best = ms;
-    }
-    CUDA_CHECK(cudaEventDestroy(begin));
-    CUDA_CHECK(cudaEventDestroy(end));
-    return bytes / best * 1e-6;
 }
 
 static void print_speed(OperandForm form, int64_t rows, int64_t cols) {
