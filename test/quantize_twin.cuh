@@ -1,5 +1,5 @@
-// quantize_twin -- one tensor's operands on both devices, and the time of the passes that make them:
-// what the GPU tests of the quantisers share, whatever the format.
+// quantize_twin -- one tensor's operands on both devices, and the time of the passes that make
+// them: what the GPU tests of the quantisers share, whatever the format.
 #pragma once
 #include "../llmc/device_cuda.cuh"
 #include "quantize_setup.h"
