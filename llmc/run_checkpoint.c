@@ -1,0 +1,97 @@
+/* run_checkpoint -- a run's state to and from its checkpoints; see run_checkpoint.h. */
+#include "run_checkpoint.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "checkpoint.h"
+#include "common.h"
+#include "resume.h"
+
+enum { NUM_RUN_FIELDS = 2 };
+
+/* `fields` lives as long as the result. */
+static CheckpointState checkpoint_state(Run *r, CheckpointField fields[NUM_RUN_FIELDS]) {
+    Guard *g = &r->guard;
+    CheckpointField loss = {"guard_loss", FIELD_REALS, g->loss.values, &g->loss.count,
+                            GUARD_WINDOW};
+    CheckpointField norm = {"guard_norm", FIELD_REALS, g->norm.values, &g->norm.count,
+                            GUARD_WINDOW};
+    fields[0] = loss;
+    fields[1] = norm;
+    CheckpointState s;
+    memset(&s, 0, sizeof(s));
+    s.step = r->step;
+    s.position = r->position;
+    s.tokens = r->tokens;
+    s.seed = r->config.seed;
+    s.fields = fields;
+    s.num_fields = NUM_RUN_FIELDS;
+    return s;
+}
+
+void run_save(Run *r) {
+    const Config *c = &r->config;
+    if (r->host->rank == 0) {
+        CheckpointField fields[NUM_RUN_FIELDS];
+        CheckpointState s = checkpoint_state(r, fields);
+        s.config = r->config_json;
+        char *algorithms = r->ops->gemm_choices_save(r->device);
+        s.gemm_algorithms = algorithms;
+        CheckpointPolicy policy = {c->ckpt.dir, (int)c->ckpt.keep, c->ckpt.major_every, r->staging,
+                                   RUN_STAGING_BYTES};
+        double started = now_ms();
+        checkpoint_save(&policy, &r->model.params, r->device, &s);
+        free(algorithms);
+        log_line("checkpoint  %s/step_%08lld, %.1f s", c->ckpt.dir, (long long)r->step,
+                 (now_ms() - started) / 1000.0);
+    }
+    r->host->barrier(r->host);
+}
+
+static void refuse_longer_past(const Run *r, const char *path, int64_t step) {
+    if (step <= r->steps) return;
+    die(EXIT_CONFIG,
+        "the run has %lld steps, but %s is at step %lld; raise train.steps (or train.tokens, "
+        "train.epochs), or set ckpt.resume=never",
+        (long long)r->steps, path, (long long)step);
+}
+
+void run_rehearse_load(Run *r, const char *path) {
+    resume_compare(&r->config, path, 1);
+    CheckpointField fields[NUM_RUN_FIELDS];
+    CheckpointState s = checkpoint_state(r, fields);
+    checkpoint_check(path, &r->model.params, &s, 1);
+    free(s.config);
+    refuse_longer_past(r, path, s.step);
+}
+
+void run_load(Run *r, const char *path, int training) {
+    resume_compare(&r->config, path, training);
+    CheckpointField fields[NUM_RUN_FIELDS];
+    CheckpointState s = checkpoint_state(r, fields);
+    checkpoint_load(path, &r->model.params, r->device, &s, training);
+    if (training) refuse_longer_past(r, path, s.step);
+    r->step = s.step;
+    r->position = s.position;
+    r->tokens = s.tokens;
+    free(s.config);
+    log_line("loaded      %s: step %lld, sequence %lld", path, (long long)r->step,
+             (long long)r->position);
+}
+
+void run_load_trained(Run *r) {
+    run_fit(r, 0);
+    model_place(&r->model, &r->config, r->device, r->ops, 0);
+    char *checkpoint = resume_find(&r->config, 0);
+    if (!checkpoint) {
+        die(EXIT_DATA, "there is no checkpoint in ckpt.dir %s; set ckpt.resume to the path of one",
+            r->config.ckpt.dir);
+    }
+    run_load(r, checkpoint, 0);
+    char *algorithms = checkpoint_gemm_algorithms(checkpoint);
+    if (algorithms) r->ops->gemm_choices_load(r->device, algorithms);
+    free(algorithms);
+    free(checkpoint);
+    model_prepare_weights(&r->model);
+}

@@ -1,0 +1,29 @@
+/*
+run_checkpoint -- a run's state to and from its checkpoints: what of a Run survives beside the
+tensors (step, position, tokens, the guard's windows), and whether a checkpoint may go on as this
+run. Which checkpoint is meant is resume's business, the files are checkpoint's.
+*/
+#ifndef LLMC_RUN_CHECKPOINT_H
+#define LLMC_RUN_CHECKPOINT_H
+
+#include "run.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Rank 0 writes, all ranks wait. */
+void run_save(Run *r);
+/* The model must have its memory. With `training` also the optimizer's state; then a checkpoint
+   past the run's last step is refused. Dies as resume_compare and checkpoint_load do. */
+void run_load(Run *r, const char *path, int training);
+/* What run_load for training would refuse, but for the checksums of tensors. */
+void run_rehearse_load(Run *r, const char *path);
+/* Memory and weights for evaluation, of the checkpoint that ckpt.resume means; dies with EXIT_DATA
+   where there is none. Its GEMM algorithms go on. */
+void run_load_trained(Run *r);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

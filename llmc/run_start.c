@@ -1,0 +1,85 @@
+/* run_start -- before the first step of a run: does the device compute what it should, does the
+   model fit, by which algorithms; and the messages that say it. Declared in run.h. */
+#include <stdlib.h>
+
+#include "checkpoint.h"
+#include "common.h"
+#include "gemm_cache.h"
+#include "plan.h"
+#include "run.h"
+#include "selftest_start.h"
+#include "version.h"
+
+static const double MIB = 1024.0 * 1024.0;
+
+static int64_t micro_batch_tokens(const Config *c) {
+    return (int64_t)c->batch.micro * c->batch.seq_len;
+}
+
+SelftestOptions run_selftest_options(Run *r, int verbose) {
+    SelftestOptions options = {r->device,
+                               r->ops,
+                               r->model.engine.fp4,
+                               &r->model,
+                               micro_batch_tokens(&r->config),
+                               verbose,
+                               r->model.engine.fp8};
+    return options;
+}
+
+void run_fit(Run *r, int training) {
+    size_t free_bytes, total_bytes;
+    model_measure(&r->model, &r->config, r->device, r->ops, training);
+    SelftestOptions options = run_selftest_options(r, 0);
+    int asks = r->device->kind == DEVICE_CUDA && r->model.quantized;
+    if (asks && selftest_at_start(&options, &r->config, r->host)) {
+        r->model.engine.fp4 = FP4_EMULATED;
+        r->model.engine.fp8 = 0;
+        plan_precision_tag(&r->model, &r->config, r->precision_tag, sizeof(r->precision_tag));
+        model_measure(&r->model, &r->config, r->device, r->ops, training);   // of other operands
+    }
+    r->device->memory(r->device, &free_bytes, &total_bytes);
+    if (plan_memory_bytes(&r->model) > free_bytes) {
+        char *table = plan_memory_text(&r->model);
+        die(EXIT_OOM,
+            "the run needs %.1f MiB on %s, %.1f MiB are free:\n%slower batch.micro, eval.micro or "
+            "batch.seq_len, "
+            "or raise memory.lmhead_chunks",
+            (double)plan_memory_bytes(&r->model) / MIB, r->device->name, (double)free_bytes / MIB,
+            table);
+    }
+}
+
+void run_settle_gemms(Run *r, const char *checkpoint) {
+    char *algorithms = checkpoint ? checkpoint_gemm_algorithms(checkpoint) : NULL;
+    r->rates = gemm_cache_prepare(&r->model, micro_batch_tokens(&r->config), r->host, algorithms);
+    free(algorithms);
+}
+
+void run_print_plan(Run *r) {
+    const Config *c = &r->config;
+    char *precision = plan_precision_text(&r->model, 1, r->rates);
+    char *memory = plan_memory_text(&r->model);
+    char validation[128] = "no data.val: no validation";
+    if (r->val) eval_describe(&r->evaluation, c, validation, sizeof(validation));
+    log_line("%s", version_build());
+    log_line("device      %s, %d %s; GEMM %s, attention %s%s; ranks %d (%s)", r->device->name,
+             r->device->num_threads, r->device->kind == DEVICE_CPU ? "threads" : "multiprocessors",
+             r->device->kind == DEVICE_CPU ? sgemm_name : "cuBLASLt", r->ops->attention_name(),
+             c->memory.deterministic ? "" : " in any order", r->comm->size, r->comm->name);
+    log_line("model       %lld parameters, %lld in the blocks' matrices",
+             (long long)param_table_true_count(&r->model.params),
+             (long long)model_matrix_weights(&r->model));
+    log_line("step        %lld tokens = %d sequences of %d x %d micro-steps x %d ranks; %.3g FLOPs",
+             (long long)r->step_tokens, c->batch.micro, c->batch.seq_len, r->accumulation,
+             r->comm->size,
+             model_flops_per_token(&r->model, c->batch.seq_len) * (double)r->step_tokens);
+    if (r->steps > 0) {
+        log_line("run         %lld steps, %.4g tokens", (long long)r->steps,
+                 (double)r->steps * (double)r->step_tokens);
+    }
+    log_line("validation  %s", validation);
+    log_line("precision   %s: %s%s", r->precision_tag, precision, memory);
+    free(precision);
+    free(memory);
+}
