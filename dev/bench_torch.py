@@ -3,16 +3,17 @@
 bench_torch -- how fast PyTorch trains the shapes of scripts/bench_h200.sh on this machine: the
 other side of its ratios. Needs torch. Prints one JSON object.
 
-    python dev/bench_torch.py 124M --micro 64 [--steps 6] [--seconds 60] [--compile model]
+    python dev/bench_torch.py 124M --micro 64 [--steps 5] [--seconds 60] [--compile model]
 
 What is measured is a trainer as one would write it today: torch.compile, FP32 parameters under
-bfloat16 autocast, scaled_dot_product_attention, the head tied where the model has it so, gradients
-accumulated over micro-batches, their norm clipped to 1, fused AdamW. Attention's backward is
-PyTorch's default and not reproducible, tokens are random and already on the device, and nothing is
-logged: each favours PyTorch. It trains nothing worth keeping.
+bfloat16 autocast, a residual stream in bfloat16, scaled_dot_product_attention (flash attention),
+the head tied where the model has it so, gradients accumulated in FP32 over micro-batches, their
+norm clipped to 1, fused AdamW. Attention's backward is PyTorch's default and not reproducible,
+tokens are random and already on the device, and nothing is logged: each favours PyTorch. It trains
+nothing worth keeping.
 
-tokens_per_s is that of the median step. --compile block compiles the blocks and the head by
-themselves: seconds instead of minutes for deep models, at some cost in fusion.
+tokens_per_s is that of the median step. --compile block compiles one block, for all of them, and
+the head by themselves: seconds instead of minutes for deep models, at some cost in fusion.
 """
 
 import argparse
@@ -51,7 +52,7 @@ SHAPES = {
     "1558M": gpt2(48, 1600, 25),
     "llama-1b": Shape(20, 2048, 16, 8, 5632, 32768, 2048, llama=True),
 }
-DEEP = 30  # layers from which compiling the whole model takes minutes
+WARM_UP = 2  # steps, of two micro-batches: the first compiles, the second has optimizer state
 
 
 def rotate(x, cosines, sines):
@@ -143,6 +144,7 @@ class Model(nn.Module):
         angles = (self.cosines, self.sines)
         if self.positions is not None:
             x, angles = x + self.positions.weight, None
+        x = x.bfloat16()  # autocast would leave the residual stream in FP32
         for block in self.blocks:
             x = block(x, angles)
         return self.head(x, targets)
@@ -166,7 +168,7 @@ class Trainer:
             ids = torch.randint(shape.vocab, (args.micro, shape.seq_len + 1))
         self.tokens, self.targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
         self.optimizer = make_optimizer(self.model)
-        self.accumulation = max(1, args.total_tokens // (args.micro * shape.seq_len))
+        self.accumulation = args.total_tokens // (args.micro * shape.seq_len)
         self.step_tokens = self.accumulation * args.micro * shape.seq_len
         self.forward = self.model
         if args.compile == "model":
@@ -191,29 +193,35 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         return loss_sum
 
-    def timed_step(self):
+    def timed_step(self, accumulation):
         """Seconds and loss of one whole step."""
         self.synchronize()
         started = time.perf_counter()
-        loss = self.step(self.accumulation).item()
+        loss = self.step(accumulation).item()
+        self.synchronize()
         return time.perf_counter() - started, loss
 
 
+def note(text):
+    print(text, file=sys.stderr, flush=True)
+
+
 def measure(args, shape):
+    """Steps until there are enough, or until the next one would end after args.seconds."""
     torch.manual_seed(1)
-    started = time.perf_counter()
+    began = time.perf_counter()
     trainer = Trainer(args, shape)
-    for _ in range(2):  # compiles; the second has optimizer state
-        trainer.step(min(2, trainer.accumulation))
-    trainer.synchronize()
-    print(f"compiled in {time.perf_counter() - started:.1f} s", file=sys.stderr)
-    times, loss, began = [], 0.0, time.perf_counter()
-    while len(times) < args.steps and (
-        len(times) < 2 or time.perf_counter() - began < args.seconds
-    ):
-        seconds, loss = trainer.timed_step()
+    for i in range(WARM_UP):
+        seconds, loss = trainer.timed_step(min(2, trainer.accumulation))
+        note(f"warm-up {i + 1}: {seconds:.1f} s, loss {loss:.4f}")
+    compiled = time.perf_counter() - began
+    times = []
+    while len(times) < args.steps:
+        seconds, loss = trainer.timed_step(trainer.accumulation)
         times.append(seconds)
-        print(f"step {len(times)}: {1000 * seconds:.1f} ms, loss {loss:.4f}", file=sys.stderr)
+        note(f"step {len(times)}: {1000 * seconds:.1f} ms, loss {loss:.4f}")
+        if time.perf_counter() - began + seconds > args.seconds:
+            break
     median = statistics.median(times)
     return {
         "size": args.size,
@@ -226,18 +234,7 @@ def measure(args, shape):
         "tokens_per_s": round(trainer.step_tokens / median, 1),
         "loss": round(loss, 4),
         "compile": args.compile,
-    }
-
-
-def memory(device):
-    """Peak of PyTorch's own tensors, and what the device has given out at the end: PyTorch keeps
-    what it once took, so that this too is a peak, with the context."""
-    if device != "cuda":
-        return {"peak_memory_bytes": None, "device_memory_bytes": None}
-    free, total = torch.cuda.mem_get_info()
-    return {
-        "peak_memory_bytes": torch.cuda.max_memory_allocated(),
-        "device_memory_bytes": total - free,
+        "compile_s": round(compiled, 1),
     }
 
 
@@ -246,14 +243,12 @@ def parse_args():
     p.add_argument("size", choices=SHAPES)
     p.add_argument("--micro", type=int, required=True, help="sequences a micro-batch")
     p.add_argument("--total-tokens", type=int, default=524288, help="tokens a step")
-    p.add_argument("--steps", type=int, default=6, help="timed steps at most")
-    p.add_argument("--seconds", type=float, default=60, help="no further step after so long")
-    p.add_argument("--compile", choices=("auto", "model", "block", "none"), default="auto")
+    p.add_argument("--steps", type=int, default=5, help="timed steps at most, at least one")
+    p.add_argument("--seconds", type=float, default=600, help="of all, compiling included")
+    p.add_argument("--compile", choices=("model", "block", "none"), default="model")
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = p.parse_args()
     shape = SHAPES[args.size]
-    if args.compile == "auto":
-        args.compile = "block" if shape.layers >= DEEP else "model"
     if args.total_tokens % (args.micro * shape.seq_len):
         p.error(f"--total-tokens {args.total_tokens} is no multiple of --micro x {shape.seq_len}")
     return args, shape
@@ -261,12 +256,14 @@ def parse_args():
 
 def main():
     args, shape = parse_args()
-    torch.backends.cuda.matmul.allow_tf32 = True
-    torch.backends.cudnn.allow_tf32 = True
+    torch.set_float32_matmul_precision("high")
     result = measure(args, shape)
-    name = torch.cuda.get_device_name() if args.device == "cuda" else args.device
-    result |= memory(args.device) | {"torch": torch.__version__, "device": name}
-    print(json.dumps(result))
+    on_gpu = args.device == "cuda"
+    print(json.dumps(result | {
+        "peak_memory_bytes": torch.cuda.max_memory_allocated() if on_gpu else None,
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name() if on_gpu else args.device,
+    }))
 
 
 if __name__ == "__main__":
