@@ -57,6 +57,11 @@ extern const char *const gemm_kernel_names[NUM_GEMM_KERNELS];
 typedef enum { STOCHASTIC_SOFTWARE, STOCHASTIC_HARDWARE, NUM_STOCHASTICS } StochasticKind;
 extern const char *const stochastic_names[NUM_STOCHASTICS];
 
+// what backward works out again, in rising order: each level also what the ones before it do
+typedef enum { RECOMPUTE_NONE, RECOMPUTE_ACTIVATION, RECOMPUTE_NORM, RECOMPUTE_BLOCK,
+              NUM_RECOMPUTES } RecomputeLevel;
+extern const char *const recompute_names[NUM_RECOMPUTES];
+
 // a step whose loss or norm is not finite
 typedef enum { NAN_STOP, NAN_SKIP, NUM_NAN_POLICIES } NanPolicy;
 extern const char *const nan_names[NUM_NAN_POLICIES];
@@ -85,7 +90,10 @@ typedef struct {
     } precision;
     DeviceChoice device;
     int threads;                      // CPU threads, 0: all
-    struct { int lmhead_chunks, deterministic, cuda_graphs; } memory;
+    struct {
+        int lmhead_chunks, deterministic, cuda_graphs;
+        RecomputeLevel recompute;
+    } memory;
     struct { int64_t every, tokens; int micro; } eval;
     // dir "": log.dir/ckpt
     struct { char dir[1024], resume[1024]; int64_t every, keep, major_every; } ckpt;

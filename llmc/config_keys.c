@@ -11,6 +11,7 @@ const char *const pos_names[NUM_POSITIONS] = {"learned", "rope", "none"};
 const char *const backend_names[NUM_BACKENDS] = {"auto", "native", "emulate"};
 const char *const gemm_kernel_names[NUM_GEMM_KERNELS] = {"cublaslt", "mma"};
 const char *const stochastic_names[NUM_STOCHASTICS] = {"software", "hardware"};
+const char *const recompute_names[NUM_RECOMPUTES] = {"none", "activation", "norm", "block"};
 const char *const nan_names[NUM_NAN_POLICIES] = {"stop", "skip"};
 const char *const device_choice_names[NUM_DEVICE_CHOICES] = {"auto", "cpu", "cuda"};
 
@@ -148,6 +149,9 @@ const ConfigKey config_keys[] = {
      NULL},
     {KEY(BOOL, memory.cuda_graphs), "true", 0, 1,
      "replay each micro-step as one CUDA graph: less work for the host, the same bits", NULL},
+    {KEY(ENUM, memory.recompute), "none", 0, 0,
+     "what backward works out again instead of keeping it, to the same bits: the MLP's activation, "
+     "norms as well, or whole blocks", NULL, CHOICES(recompute_names)},
 
     {KEY(INT64, eval.every), "250", 0, MAX_COUNT,
      "steps between validations; 0: only at the end", "llm.c -v, nanoGPT eval_interval"},

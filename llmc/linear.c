@@ -77,6 +77,12 @@ size_t linear_scratch_bytes(const Engine *e, const Linear *l, GemmKind g, int64_
     return linear_format_bytes(linear_gemm_form(e, l, g), cell(l, g, SIDE_A)->format, rows, k);
 }
 
+size_t linear_saved_bytes(const Engine *e, const Linear *l, int64_t tokens) {
+    if (linear_keeps_input(l)) return 0;
+    FormatId format = cell(l, GEMM_WGRAD, SIDE_B)->format;
+    return linear_format_bytes(linear_gemm_form(e, l, GEMM_WGRAD), format, l->in, tokens);
+}
+
 uint8_t *linear_packed_scales(const QOperand *q) {
     int64_t codes_bytes = (int64_t)quantize_codes_bytes(q->format, q->rows, q->k);
     return (uint8_t *)q->data + round_up(codes_bytes, SCALES_ALIGN);
@@ -111,8 +117,8 @@ void linear_place_weights(const Engine *e, Linear *l, Arena *a) {
 
 void linear_place_saved(const Engine *e, const Linear *l, LinearSaved *saved, Arena *a,
                         int64_t tokens) {
-    if (linear_keeps_input(l)) return;
-    saved->token_buffer = operand_buffer(e, l, GEMM_WGRAD, a, l->in, tokens);
+    int64_t bytes = (int64_t)linear_saved_bytes(e, l, tokens);
+    if (bytes > 0) saved->token_buffer = arena_tensor(a, DT_U8, 1, bytes);
 }
 
 /* --- operands --- */
@@ -224,14 +230,25 @@ void linear_prepare(Engine *e, Linear *l) {
     l->w[GEMM_DGRAD] = transposed;
 }
 
+/* Of x, for wgrad; no operand is asked for where `saved` is NULL. */
+static OperandRequest saved_request(LinearSaved *saved) {
+    OperandRequest request = {GEMM_WGRAD, SIDE_B, {0}, NULL};
+    if (!saved) return request;
+    request.buffer = saved->token_buffer;
+    request.operand = &saved->token_x;
+    return request;
+}
+
 QOperand linear_input(Engine *e, Linear *l, LinearSaved *saved, Tensor x) {
     QOperand row_x;
     OperandRequest row = {GEMM_FPROP, SIDE_A, e->row_buffer, &row_x};
-    OperandRequest token = {GEMM_WGRAD, SIDE_B, saved->token_buffer,
-                            e->training ? &saved->token_x : NULL};
-    saved->x = x;
-    make_operands(e, l, x, row, token, 0);
+    make_operands(e, l, x, row, saved_request(e->training ? saved : NULL), 0);
     return row_x;
+}
+
+void linear_save_input(Engine *e, Linear *l, LinearSaved *saved, Tensor x) {
+    OperandRequest no_row = {GEMM_FPROP, SIDE_A, {0}, NULL};
+    make_operands(e, l, x, no_row, saved_request(saved), 0);
 }
 
 LinearGrad linear_output_grad(Engine *e, Linear *l, Tensor dy) {

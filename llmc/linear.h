@@ -7,7 +7,8 @@ tensor itself, a quantised one comes from ops->quantize_pair.
   forward                   linear_input        row operand of x, and the token operand that wgrad
   will need
                             linear_forward      out (N,OC) = x (N,C) . w (OC,C)^T + bias
-  backward                  linear_output_grad  row and token operand of dy
+  backward                  linear_save_input   token operand of an x that was not kept
+                            linear_output_grad  row and token operand of dy
                             linear_backward     dx (N,C) = dy (N,OC) . w (OC,C);  dw (OC,C) += dy^T
                             (OC,N) . x (N,C);
                                                 dbias += column sums of dy
@@ -61,11 +62,10 @@ typedef struct {
     QOperand w[NUM_GEMMS];       // weight operands of fprop and dgrad
 } Linear;
 
-/* What backward needs of the input: the token operand, or the tensor to read it from. */
+/* What backward needs of the input. */
 typedef struct {
-    Tensor x;                    // (N,C)
     Tensor token_buffer;         // (1, bytes); empty when wgrad reads x itself
-    QOperand token_x;
+    QOperand token_x;            // of the input, (C,N)
 } LinearSaved;
 
 typedef struct { Tensor dy; QOperand row, token; } LinearGrad;
@@ -78,6 +78,8 @@ void linear_place_weights(const Engine *e, Linear *l, Arena *a);
 /* Buffer for the token operand, for up to `tokens` rows. */
 void linear_place_saved(const Engine *e, const Linear *l, LinearSaved *saved, Arena *a,
                         int64_t tokens);
+/* Bytes of that operand; 0 when wgrad reads the input tensor. */
+size_t linear_saved_bytes(const Engine *e, const Linear *l, int64_t tokens);
 /* 1 when backward reads the input tensor itself, so that its buffer must live until then. */
 int linear_keeps_input(const Linear *l);
 /* FORM_PACKED where this engine multiplies codes, not decoded values: both operands NVFP4, or both
@@ -102,7 +104,10 @@ int linear_gemm_is_quantized(const Linear *l, GemmKind g);
 int linear_quantized_gemms(const Linear *l);
 
 void linear_prepare(Engine *e, Linear *l);
+/* Of x the row operand, and where the engine trains and `saved` is not NULL, the token operand. */
 QOperand linear_input(Engine *e, Linear *l, LinearSaved *saved, Tensor x);
+/* The token operand alone: the same bits. */
+void linear_save_input(Engine *e, Linear *l, LinearSaved *saved, Tensor x);
 void linear_forward(Engine *e, const Linear *l, Tensor out, const QOperand *x);
 LinearGrad linear_output_grad(Engine *e, Linear *l, Tensor dy);
 void linear_backward(Engine *e, const Linear *l, Tensor dx, const LinearGrad *grad,

@@ -156,6 +156,7 @@ void model_declare(Model *m, const Config *c) {
     m->blocks = (Block *)xmalloc((size_t)m->num_branches * sizeof(Block));
     m->residual = (Tensor *)xmalloc((size_t)(m->num_branches + 1) * sizeof(Tensor));
     declare_parameters(m);
+    for (int i = 0; i < m->num_branches; i++) m->blocks[i].recompute = c->memory.recompute;
     resolve_plans(m, c);
 }
 
@@ -200,17 +201,40 @@ static int64_t operand_scratch(Model *m, GemmKind g, int64_t tokens) {
     return most;
 }
 
-static void place_activations(Model *m, Arena *saved, Arena *scratch, int training) {
+/* What the blocks share for the tensors that they do not keep. */
+static void place_unkept(Model *m, Arena *scratch, int training) {
+    int64_t core_in = 0, in_token = 0, out_token = 0, N = m->max_tokens;
+    for (int i = 0; i < m->num_branches; i++) {
+        const Block *b = &m->blocks[i];
+        int64_t in_bytes = (int64_t)linear_saved_bytes(&m->engine, &b->in, N);
+        int64_t out_bytes = (int64_t)linear_saved_bytes(&m->engine, &b->out, N);
+        if (!block_keeps(b, KEPT_CORE_IN)) core_in = max_i64(core_in, b->in.out);
+        if (!block_keeps(b, KEPT_NORM_OUT)) in_token = max_i64(in_token, in_bytes);
+        if (!block_keeps(b, KEPT_CORE_OUT)) out_token = max_i64(out_token, out_bytes);
+    }
+    m->scratch.core_in = arena_tensor(scratch, m->config.dtype, N, core_in);
+    if (!training) return;
+    m->scratch.in_token = arena_tensor(scratch, DT_U8, 1, in_token);
+    m->scratch.out_token = arena_tensor(scratch, DT_U8, 1, out_token);
+}
+
+static void place_saved(Model *m, Arena *saved) {
     const ModelConfig *c = &m->config;
-    Widest w = widest_of(m);
     int64_t N = m->max_tokens;
     for (int i = 0; i <= m->num_branches; i++)
         m->residual[i] = arena_tensor(saved, c->dtype, N, c->dim);
-    for (int i = 0; i < m->num_branches; i++) block_place(&m->engine, &m->blocks[i], saved, N);
+    for (int i = 0; i < m->num_branches; i++)
+        block_place(&m->engine, &m->blocks[i], &m->scratch, saved, N);
     m->final_stats.mean = arena_tensor(saved, DT_F32, N, 1);
     m->final_stats.rstd = arena_tensor(saved, DT_F32, N, 1);
     m->final_out = arena_tensor(saved, c->dtype, N, c->dim);
+}
 
+static void place_scratch(Model *m, Arena *scratch, int training) {
+    const ModelConfig *c = &m->config;
+    Widest w = widest_of(m);
+    int64_t N = m->max_tokens;
+    place_unkept(m, scratch, training);
     m->scratch.norm_out = arena_tensor(scratch, c->dtype, N, c->dim);
     m->scratch.core_out = arena_tensor(scratch, c->dtype, N, w.core_out);
     m->scratch.branch_out = arena_tensor(scratch, c->dtype, N, c->dim);
@@ -227,8 +251,7 @@ static void place_activations(Model *m, Arena *saved, Arena *scratch, int traini
     m->scratch.dcore_out = arena_tensor(scratch, c->dtype, N, w.core_out);
     m->scratch.dcore_in = arena_tensor(scratch, c->dtype, N, w.core_in);
     m->scratch.dnorm_out = arena_tensor(scratch, c->dtype, N, c->dim);
-    m->engine.token_buffer =
-        arena_tensor(scratch, DT_U8, 1, operand_scratch(m, GEMM_WGRAD, N));
+    m->engine.token_buffer = arena_tensor(scratch, DT_U8, 1, operand_scratch(m, GEMM_WGRAD, N));
 }
 
 static OpLimits limits_of(Model *m, const Config *c) {
@@ -261,7 +284,8 @@ static void layout(Model *m, const Config *c, const Ops *ops, int training) {
         m->rope_table = arena_tensor(&a[ARENA_TABLES], DT_F32, m->max_T, m->config.head_dim);
         for (int i = 0; i < m->num_branches; i++) m->blocks[i].rope_table = m->rope_table;
     }
-    place_activations(m, &a[ARENA_SAVED], &a[ARENA_SCRATCH], training);
+    place_scratch(m, &a[ARENA_SCRATCH], training);
+    place_saved(m, &a[ARENA_SAVED]);
     OpLimits limits = limits_of(m, c);
     const char *error = ops->limits_error(&limits);
     if (error) die(EXIT_CONFIG, "model: %s", error);

@@ -105,10 +105,29 @@ static void linear_lines(Table *t, const Block *first, const Block *last, const 
     for (int g = 0; g < NUM_GEMMS; g++) gemm_line(t, name, l, (GemmKind)g);
 }
 
+int plan_quantized_gemms(Model *m) {
+    int count = 0;
+    for (int id = 0; id < model_num_linears(m); id++) {
+        count += linear_quantized_gemms(model_linear(m, id));
+    }
+    for (int i = 0; i < m->num_branches; i++) {
+        const Block *b = &m->blocks[i];
+        if (!block_keeps(b, KEPT_CORE_IN)) count += linear_gemm_is_quantized(&b->in, GEMM_FPROP);
+    }
+    return count;
+}
+
+/* Those with none, too. */
+static int all_gemms(Model *m) {
+    int count = NUM_GEMMS * model_num_linears(m);
+    for (int i = 0; i < m->num_branches; i++) count += !block_keeps(&m->blocks[i], KEPT_CORE_IN);
+    return count;
+}
+
 char *plan_precision_text(Model *m, int brief, const GemmRate *rates) {
     Table t = {{NULL, 0, 0}, &m->engine, rates, operand_width(m)};
     const char *dtype = dtype_info[m->config.dtype].name;
-    int quantized = plan_quantized_gemms(m), all = NUM_GEMMS * model_num_linears(m);
+    int quantized = plan_quantized_gemms(m), all = all_gemms(m);
     if (brief && quantized == 0 && !rates) {
         text_add(&t.text, "all %d GEMMs of the linears\n", all);
         return t.text.text;
@@ -129,14 +148,6 @@ char *plan_precision_text(Model *m, int brief, const GemmRate *rates) {
     text_add(&t.text, "%-*s %s\n", NAME_WIDTH, "head", dtype);
     text_add(&t.text, "GEMMs with quantised operands: %d of %d a micro-step\n", quantized, all);
     return t.text.text;
-}
-
-int plan_quantized_gemms(Model *m) {
-    int count = 0;
-    for (int id = 0; id < model_num_linears(m); id++) {
-        count += linear_quantized_gemms(model_linear(m, id));
-    }
-    return count;
 }
 
 void plan_precision_tag(Model *m, const Config *c, char *buffer, int size) {

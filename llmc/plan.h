@@ -21,8 +21,8 @@ char *plan_precision_text(Model *m, int brief, const GemmRate *rates);
 char *plan_memory_text(const Model *m);
 /* Bytes of all arenas. */
 size_t plan_memory_bytes(const Model *m);
-/* GEMMs of one micro-step (forward and backward) with a quantised operand: what
-   Engine.quantized_gemms counts. */
+/* GEMMs of one micro-step (forward, backward and what memory.recompute runs again) with a quantised
+   operand: what Engine.quantized_gemms counts. */
 int plan_quantized_gemms(Model *m);
 /* The tag of every log line, of what really runs: "nvfp4(emulated)", "fp8(native)"; "fp8(mixed)"
    where some of the quantised GEMMs are native and others are not;

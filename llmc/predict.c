@@ -27,9 +27,9 @@ enum {
     NORM_BACKWARD = 8,
     NORM_RESIDUAL = 8,
     COLUMN_SUM = 2,
-    ROPE = 4,   // of q and k, each way
-    ACT_INPUT = 2 + 4,
-    ACT_OUTPUT = 2 + 2,   // forward and backward
+    ROPE = 4,                 // of q and k, each way
+    ACT_FORWARD = 2,          // of input and of output
+    ACT_BACKWARD_INPUT = 4,   // and as much of output as forward
     EMBEDDING_FORWARD = 4,
     EMBEDDING_BACKWARD = 2 + 8,
     POSITIONS_BACKWARD = 2,
@@ -168,6 +168,12 @@ static const struct {
     [TENSOR_W] = {{GEMM_FPROP, SIDE_B}, {GEMM_DGRAD, SIDE_B}},
 };
 
+static double tensor_elements(const Count *n, const Linear *l, LinearTensor t) {
+    const double elements[NUM_TENSORS] = {(double)n->tokens * l->in, (double)n->tokens * l->out,
+                                          (double)l->in * l->out};
+    return elements[t];
+}
+
 static double quantise_share(const Operand *o) {
     if (!format_has_blocks(o->format)) return NEAREST_SHARE;
     if (o->tile == TILE_SQUARE) return SQUARE_SHARE;
@@ -179,11 +185,15 @@ static int is_written(const Count *n, const Linear *l, GemmKind g, Side s) {
     return l->plan.cell[g][s].source != SOURCE_TRANSPOSED || unit_of(n, l, g) != UNIT_BF16;
 }
 
+/* Which of a tensor's operands a pass over it makes. */
+typedef enum { ROW_OPERAND = 1, TOKEN_OPERAND = 2, BOTH_OPERANDS = 3 } Operands;
+
 /* Of one tensor: its maxima, then the operands that the plan wants, at the slower one's rate. */
-static Cost quantise_cost(const Count *n, const Linear *l, LinearTensor t, double elements) {
-    double written = 0, share = 1, amax = 0;
+static Cost quantise_cost(const Count *n, const Linear *l, LinearTensor t, Operands made) {
+    double written = 0, share = 1, amax = 0, elements = tensor_elements(n, l, t);
     int quantised = 0;
     for (int i = 0; i < 2; i++) {
+        if (!((int)made >> i & 1)) continue;
         GemmKind g = operands_of[t][i].gemm;
         Side s = operands_of[t][i].side;
         const Operand *o = &l->plan.cell[g][s];
@@ -200,12 +210,6 @@ static Cost quantise_cost(const Count *n, const Linear *l, LinearTensor t, doubl
     return cost;
 }
 
-static double tensor_elements(const Count *n, const Linear *l, LinearTensor t) {
-    const double elements[NUM_TENSORS] = {(double)n->tokens * l->in, (double)n->tokens * l->out,
-                                          (double)l->in * l->out};
-    return elements[t];
-}
-
 static const PredictTerm unit_terms[NUM_UNITS] = {TERM_LINEARS_BF16, TERM_LINEARS_FP8,
                                                   TERM_LINEARS_FP4};
 
@@ -214,55 +218,87 @@ static PredictTerm gemm_term(const Linear *l, GemmKind g, TensorUnit unit) {
     return emulated ? TERM_LINEARS_EMULATED : unit_terms[unit];
 }
 
-static void count_linear(Count *n, const Linear *l) {
-    Cost *term = n->sum.term;
-    for (int g = 0; g < NUM_GEMMS; g++) {
-        Product p = linear_product(n, l, (GemmKind)g);
-        add(&term[gemm_term(l, (GemmKind)g, p.unit)], product_cost(n, &p), n->micro_steps);
-    }
-    for (int t = 0; t < NUM_TENSORS; t++) {
-        Cost cost = quantise_cost(n, l, (LinearTensor)t, tensor_elements(n, l, (LinearTensor)t));
-        if (t == TENSOR_W) add(&term[TERM_QUANTISE_WEIGHTS], cost, 1);
-        else add(&term[TERM_QUANTISE_TOKENS], cost, n->micro_steps);
-    }
+static void count_product(Count *n, const Linear *l, GemmKind g) {
+    Product p = linear_product(n, l, g);
+    add(&n->sum.term[gemm_term(l, g, p.unit)], product_cost(n, &p), n->micro_steps);
+}
+
+static void count_quantising(Count *n, const Linear *l, LinearTensor t, Operands made) {
+    PredictTerm term = t == TENSOR_W ? TERM_QUANTISE_WEIGHTS : TERM_QUANTISE_TOKENS;
+    add(&n->sum.term[term], quantise_cost(n, l, t, made), t == TENSOR_W ? 1 : n->micro_steps);
+}
+
+/* With operands of x as forward makes them. */
+static void count_linear(Count *n, const Linear *l, Operands of_x) {
+    for (int g = 0; g < NUM_GEMMS; g++) count_product(n, l, (GemmKind)g);
+    count_quantising(n, l, TENSOR_X, of_x);
+    count_quantising(n, l, TENSOR_DY, BOTH_OPERANDS);
+    count_quantising(n, l, TENSOR_W, BOTH_OPERANDS);
     if (l->bias >= 0) add_tokens(n, TERM_ELEMENTWISE, (double)COLUMN_SUM * l->out);
 }
 
 /* --- blocks --- */
 
-/* Causal half of two products forward and of five backward. */
-static void count_attention(Count *n, const Block *b) {
+/* Causal half of so many products, at a share of the peak; and rotary positions. */
+static void count_attention(Count *n, const Block *b, PredictTerm term, double products,
+                            double share) {
     const ModelConfig *c = b->model;
-    const DeviceFacts *f = n->facts;
-    AttentionShare share = f->attention[c->head_dim > 64];
-    double product = (double)c->heads * c->head_dim * n->m->max_T * (double)n->tokens;
-    Cost forward = {2 * product, 0, 2 * product / (f->peak[UNIT_BF16] * share.forward), 1};
-    Cost backward = {5 * product, 0, 5 * product / (f->peak[UNIT_BF16] * share.backward), 1};
-    add(&n->sum.term[TERM_ATTENTION_FORWARD], forward, n->micro_steps);
-    add(&n->sum.term[TERM_ATTENTION_BACKWARD], backward, n->micro_steps);
+    double flops = products * c->heads * c->head_dim * n->m->max_T * (double)n->tokens;
+    Cost cost = {flops, 0, flops / (n->facts->peak[UNIT_BF16] * share), 1};
+    add(&n->sum.term[term], cost, n->micro_steps);
     if (c->pos != POS_ROPE) return;
-    for (int pass = 0; pass < 2; pass++)
-        add_tokens(n, TERM_ELEMENTWISE, (double)ROPE * (c->heads + c->kv_heads) * c->head_dim);
+    add_tokens(n, TERM_ELEMENTWISE, (double)ROPE * (c->heads + c->kv_heads) * c->head_dim);
 }
 
-static void count_activation(Count *n, const Block *b) {
-    add_tokens(n, TERM_ELEMENTWISE, (double)ACT_INPUT * b->in.out);
-    add_tokens(n, TERM_ELEMENTWISE, (double)ACT_OUTPUT * b->out.in);
+static void attention_forward(Count *n, const Block *b) {
+    double share = n->facts->attention[b->model->head_dim > 64].forward;
+    count_attention(n, b, TERM_ATTENTION_FORWARD, 2, share);
+}
+
+static void attention_backward(Count *n, const Block *b) {
+    double share = n->facts->attention[b->model->head_dim > 64].backward;
+    count_attention(n, b, TERM_ATTENTION_BACKWARD, 5, share);
+}
+
+static void activation_forward(Count *n, const Block *b) {
+    add_tokens(n, TERM_ELEMENTWISE, (double)ACT_FORWARD * (b->in.out + b->out.in));
+}
+
+static void activation_backward(Count *n, const Block *b) {
+    add_tokens(n, TERM_ELEMENTWISE,
+               (double)ACT_BACKWARD_INPUT * b->in.out + (double)ACT_FORWARD * b->out.in);
 }
 
 static const struct {
     const BlockKind *kind;
-    void (*count)(Count *n, const Block *b);
-} cores[] = {{&block_attn, count_attention}, {&block_mlp, count_activation}};
+    void (*forward)(Count *n, const Block *b);
+    void (*backward)(Count *n, const Block *b);
+} cores[] = {{&block_attn, attention_forward, attention_backward},
+             {&block_mlp, activation_forward, activation_backward}};
+
+/* What backward does of forward once more; `core` as above. */
+static void count_again(Count *n, const Block *b, int core) {
+    int norm = !block_keeps(b, KEPT_NORM_OUT), in = !block_keeps(b, KEPT_CORE_IN);
+    if (norm) {
+        add_tokens(n, TERM_ELEMENTWISE, (double)NORM_FORWARD * b->model->dim);
+        count_quantising(n, &b->in, TENSOR_X, in ? BOTH_OPERANDS : TOKEN_OPERAND);
+    }
+    if (in) count_product(n, &b->in, GEMM_FPROP);
+    if (block_keeps(b, KEPT_CORE_OUT)) return;
+    cores[core].forward(n, b);
+    count_quantising(n, &b->out, TENSOR_X, TOKEN_OPERAND);
+}
 
 static void count_block(Count *n, const Block *b) {
     double dim = b->model->dim;
     int i = 0;
     while (i < ARRAY_LEN(cores) && cores[i].kind != b->kind) i++;
     CHECK(i < ARRAY_LEN(cores), "the core of %s has no count", b->kind->name);
-    count_linear(n, &b->in);
-    cores[i].count(n, b);
-    count_linear(n, &b->out);
+    count_linear(n, &b->in, block_keeps(b, KEPT_NORM_OUT) ? BOTH_OPERANDS : ROW_OPERAND);
+    cores[i].forward(n, b);
+    cores[i].backward(n, b);
+    count_linear(n, &b->out, block_keeps(b, KEPT_CORE_OUT) ? BOTH_OPERANDS : ROW_OPERAND);
+    count_again(n, b, i);
     add_tokens(n, TERM_ELEMENTWISE, NORM_RESIDUAL * dim);   // with the norm of what comes next
     add_tokens(n, TERM_ELEMENTWISE, NORM_BACKWARD * dim);
 }
@@ -323,7 +359,7 @@ static double seconds_with_quantising(const Count *n, const Linear *l, GemmKind 
     for (int t = 0; t < NUM_TENSORS; t++) {
         LinearTensor tensor = (LinearTensor)t;
         double calls = tensor == TENSOR_W ? 1 / n->micro_steps : 1;
-        double all = quantise_cost(n, l, tensor, tensor_elements(n, l, tensor)).seconds * calls;
+        double all = quantise_cost(n, l, tensor, BOTH_OPERANDS).seconds * calls;
         for (int i = 0; i < 2; i++) {
             if (operands_of[t][i].gemm != g || !is_quantised(l, tensor, i)) continue;
             seconds += is_quantised(l, tensor, 1 - i) ? all / 2 : all;

@@ -485,4 +485,55 @@ CASE(precision_tag_says_what_runs) {
     expect_tag_as(FP4_LIBRARY, "nvfp4(mixed)", 2, half);
 }
 
+/* Of two micro-steps with a validation between them: all gradients and behind them the loss; bytes
+   saved for backward. Caller frees. */
+static float *two_micro_steps(Fp4Gemm fp4, const char *name, char **args, size_t *saved,
+                              size_t *bytes) {
+    int32_t inputs[B * T], targets[B * T];
+    Run r;
+    run_open_as(fp4, &r, name, 3, args);
+    begin_step(&r, 0);
+    micro_step(&r, 0, 0, B);
+    batch(&r, 2, inputs, targets);
+    model_evaluate(&r.model, inputs, targets, B, T, 1);
+    int64_t before = r.model.engine.quantized_gemms;
+    micro_step(&r, 1, 0, B);
+    EXPECT_EQ_I64(r.model.engine.quantized_gemms - before, plan_quantized_gemms(&r.model),
+                  "GEMMs that ran, %s %s %s", name, args[0], args[2]);
+    *bytes = tensor_bytes(r.model.params.grad) + sizeof(float);
+    float *got = xmalloc(*bytes);
+    memcpy(got, r.model.params.grad.data, *bytes - sizeof(float));
+    got[*bytes / sizeof(float) - 1] = r.model.engine.state->loss;
+    *saved = r.model.arenas[ARENA_SAVED].used;
+    run_close(&r);
+    return got;
+}
+
+/* What backward works out again is what forward made. */
+CASE(recomputing_changes_no_bit) {
+    static const char *const names[] = {"model_gpt2", "model_llama", "model_nemotron"};
+    static char *const recipes[] = {"precision.recipe=bf16", "precision.recipe=nvfp4",
+                                    "precision.recipe=fp8"};
+    static char *const levels[NUM_RECOMPUTES] = {"memory.recompute=none",
+                                                 "memory.recompute=activation",
+                                                 "memory.recompute=norm", "memory.recompute=block"};
+    for (int i = 0; i < 3 * 3 * 2; i++) {
+        const char *name = names[i % 3];
+        char *args[] = {recipes[i / 3 % 3], "precision.keep_bf16.last=0", levels[0]};
+        Fp4Gemm fp4 = i < 9 ? FP4_EMULATED : FP4_LIBRARY;
+        size_t most, bytes;
+        float *plain = two_micro_steps(fp4, name, args, &most, &bytes);
+        for (int level = 1; level < NUM_RECOMPUTES; level++) {
+            size_t saved;
+            args[2] = levels[level];
+            float *got = two_micro_steps(fp4, name, args, &saved, &bytes);
+            EXPECT_BITS(got, plain, bytes, "%s %s %s", name, args[0], args[2]);
+            EXPECT(saved < most, "%s %s %s: %zu", name, args[0], args[2], saved);
+            most = saved;
+            free(got);
+        }
+        free(plain);
+    }
+}
+
 TEST_MAIN_END

@@ -40,17 +40,34 @@ void block_declare(Block *b, const BlockKind *kind, const ModelConfig *m, int in
     linear_declare(&b->out, t, name, kind->core_cols(m), m->dim, m->bias, out_std(m));
 }
 
-void block_place(const Engine *e, Block *b, Arena *saved, int64_t tokens) {
+int block_keeps(const Block *b, BlockTensor t) {
+    const RecomputeLevel again[] = {[KEPT_NORM_OUT] = RECOMPUTE_NORM,
+                                    [KEPT_CORE_IN] = RECOMPUTE_BLOCK,
+                                    [KEPT_CORE_OUT] = b->kind->core_again};
+    return b->recompute < again[t];
+}
+
+/* The token operand of a linear's input: in the arena, or in the scratch that blocks share. */
+static void place_token(const Engine *e, const Linear *l, LinearSaved *saved, int keeps,
+                        Tensor scratch, Arena *a, int64_t tokens) {
+    if (keeps) linear_place_saved(e, l, saved, a, tokens);
+    else saved->token_buffer = scratch;
+}
+
+void block_place(const Engine *e, Block *b, const BlockScratch *s, Arena *saved, int64_t tokens) {
     const ModelConfig *m = b->model;
+    int keeps_norm_out = block_keeps(b, KEPT_NORM_OUT);
+    int keeps_core_out = block_keeps(b, KEPT_CORE_OUT);
     b->stats.mean = arena_tensor(saved, DT_F32, tokens, 1);
     b->stats.rstd = arena_tensor(saved, DT_F32, tokens, 1);
-    if (linear_keeps_input(&b->in)) b->norm_out = arena_tensor(saved, m->dtype, tokens, m->dim);
-    b->core_in = arena_tensor(saved, m->dtype, tokens, b->kind->in_cols(m));
-    if (linear_keeps_input(&b->out) || b->kind->backward_reads_output) {
+    if (keeps_norm_out && linear_keeps_input(&b->in))
+        b->norm_out = arena_tensor(saved, m->dtype, tokens, m->dim);
+    if (block_keeps(b, KEPT_CORE_IN))
+        b->core_in = arena_tensor(saved, m->dtype, tokens, b->kind->in_cols(m));
+    if (keeps_core_out && (linear_keeps_input(&b->out) || b->kind->backward_reads_output))
         b->core_out = arena_tensor(saved, m->dtype, tokens, b->kind->core_cols(m));
-    }
-    linear_place_saved(e, &b->in, &b->in_saved, saved, tokens);
-    linear_place_saved(e, &b->out, &b->out_saved, saved, tokens);
+    place_token(e, &b->in, &b->in_saved, keeps_norm_out, s->in_token, saved, tokens);
+    place_token(e, &b->out, &b->out_saved, keeps_core_out, s->out_token, saved, tokens);
     if (b->kind->place) b->kind->place(b, saved, tokens);
 }
 
@@ -82,38 +99,72 @@ NormSite block_norm(const Engine *e, const Block *b, const BlockScratch *s, int6
     return site;
 }
 
-Tensor block_forward(Engine *e, Block *b, const BlockScratch *s, int64_t rows, int T) {
-    Tensor norm_out = block_norm(e, b, s, rows).out;
-    Tensor core_in = rows_of(b->core_in, b->core_in, rows, b->in.out);
-    Tensor core_out = rows_of(b->core_out, s->core_out, rows, b->out.in);
-    Tensor branch_out = rows_of(s->branch_out, s->branch_out, rows, b->model->dim);
+/* The tensors between the branch's ops, kept or in scratch. */
+typedef struct {
+    Tensor norm_out, core_in, core_out;
+} Activations;
 
-    QOperand operand = linear_input(e, &b->in, &b->in_saved, norm_out);
-    linear_forward(e, &b->in, core_in, &operand);
-    b->kind->core_forward(e, b, core_out, core_in, T);
-    operand = linear_input(e, &b->out, &b->out_saved, core_out);
+static Activations activations_of(const Block *b, const BlockScratch *s, int64_t rows) {
+    Activations a = {
+        .norm_out = rows_of(b->norm_out, s->norm_out, rows, b->model->dim),
+        .core_in = rows_of(b->core_in, s->core_in, rows, b->in.out),
+        .core_out = rows_of(b->core_out, s->core_out, rows, b->out.in),
+    };
+    return a;
+}
+
+/* core_in = in_linear(norm_out) */
+static void forward_in(Engine *e, Block *b, LinearSaved *saved, Activations a) {
+    QOperand operand = linear_input(e, &b->in, saved, a.norm_out);
+    linear_forward(e, &b->in, a.core_in, &operand);
+}
+
+Tensor block_forward(Engine *e, Block *b, const BlockScratch *s, int64_t rows, int T) {
+    Activations a = activations_of(b, s, rows);
+    Tensor branch_out = rows_of(s->branch_out, s->branch_out, rows, b->model->dim);
+    LinearSaved *in_saved = block_keeps(b, KEPT_NORM_OUT) ? &b->in_saved : NULL;
+    LinearSaved *out_saved = block_keeps(b, KEPT_CORE_OUT) ? &b->out_saved : NULL;
+
+    forward_in(e, b, in_saved, a);
+    b->kind->core_forward(e, b, a.core_out, a.core_in, T);
+    QOperand operand = linear_input(e, &b->out, out_saved, a.core_out);
     linear_forward(e, &b->out, branch_out, &operand);
     return branch_out;
+}
+
+/* Forward once more, of what backward reads and was not kept. */
+static void forward_again(Engine *e, Block *b, Activations a, NormSite norm, Tensor x, int T) {
+    const ModelConfig *m = b->model;
+    int again = !block_keeps(b, KEPT_NORM_OUT);
+    if (again) {
+        e->ops->norm[m->norm].forward(e->device, norm.out, norm.stats, x, norm.w, norm.b,
+                                      m->norm_eps);
+    }
+    if (!block_keeps(b, KEPT_CORE_IN)) forward_in(e, b, &b->in_saved, a);
+    else if (again) linear_save_input(e, &b->in, &b->in_saved, a.norm_out);
+    if (block_keeps(b, KEPT_CORE_OUT)) return;
+    b->kind->core_forward(e, b, a.core_out, a.core_in, T);
+    linear_save_input(e, &b->out, &b->out_saved, a.core_out);
 }
 
 void block_backward(Engine *e, Block *b, const BlockScratch *s, Tensor dx, Tensor x, int T) {
     const ModelConfig *m = b->model;
     int64_t N = x.rows;
-    Tensor core_in = rows_of(b->core_in, b->core_in, N, b->in.out);
-    Tensor core_out = rows_of(b->core_out, s->core_out, N, b->out.in);
+    Activations a = activations_of(b, s, N);
+    NormSite norm = block_norm(e, b, s, N);
     Tensor dcore_out = rows_of(s->dcore_out, s->dcore_out, N, b->out.in);
     Tensor dcore_in = rows_of(s->dcore_in, s->dcore_in, N, b->in.out);
     Tensor dnorm_out = rows_of(s->dnorm_out, s->dnorm_out, N, m->dim);
 
+    forward_again(e, b, a, norm, x, T);
     // sum = x + branch_out: dx is already the gradient of both.
     LinearGrad grad = linear_output_grad(e, &b->out, dx);
     // branch_out = out_linear(core_out)
     linear_backward(e, &b->out, dcore_out, &grad, &b->out_saved);
-    b->kind->core_backward(e, b, dcore_in, dcore_out, core_out, core_in, T);
+    b->kind->core_backward(e, b, dcore_in, dcore_out, a.core_out, a.core_in, T);
     grad = linear_output_grad(e, &b->in, dcore_in);
     // core_in = in_linear(norm_out)
     linear_backward(e, &b->in, dnorm_out, &grad, &b->in_saved);
-    NormSite norm = block_norm(e, b, s, N);
     e->ops->norm[m->norm].backward(e->device, dx, param_grad(e, b->norm_weight),
                                    param_grad(e, b->norm_bias), dnorm_out, x, norm.w, norm.stats);
 }

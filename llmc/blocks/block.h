@@ -9,6 +9,10 @@ the addition are called by the model: an addition and the norm after it, which i
 or the final one, are one op. In an ordinary transformer two branches, attention and MLP, carry the
 same block number; with model.pattern each branch is a block of its own.
 
+What backward reads is kept from forward, or, as memory.recompute says, is worked out again from x
+by the ops of forward, to the same bits; block_keeps alone decides which. Always kept: x, the norm's
+statistics and attention's lse.
+
   shapes    N = B*T rows; x, dx (N,C); core input (N, in_cols); core output (N, core_cols)
 */
 #ifndef LLMC_BLOCKS_BLOCK_H
@@ -31,6 +35,9 @@ typedef struct {
     int (*in_cols)(const ModelConfig *m);      // columns of the core's input
     int (*core_cols)(const ModelConfig *m);    // columns of the core's output
     int backward_reads_output;   // the core's backward needs its output
+    /* The first level at which core_forward runs again. RECOMPUTE_BLOCK where it changes its input:
+       there that, too, is made again. */
+    RecomputeLevel core_again;
     /* Extra saved tensors and constants; may be NULL. `tokens` is the largest micro-batch. */
     void (*place)(Block *b, Arena *saved, int64_t tokens);
     void (*core_forward)(Engine *e, Block *b, Tensor out, Tensor in, int T);
@@ -42,9 +49,16 @@ extern const BlockKind block_attn, block_mlp;
 extern const BlockKind *const block_kinds[];   // NULL at the end
 const BlockKind *block_kind_of(char symbol);   // NULL if there is none
 
+/* What block_keeps is asked of: a tensor, and where a linear reads it quantised, its token operand.
+   */
+typedef enum { KEPT_NORM_OUT, KEPT_CORE_IN, KEPT_CORE_OUT } BlockTensor;
+
 /* Buffers that live within one branch's forward or backward and are shared by all blocks. */
 typedef struct {
     Tensor norm_out;             // (N,C)
+    // (N, widest core input), and token operands of the linears' inputs, (1, bytes): of blocks that
+    // do not keep their own
+    Tensor core_in, in_token, out_token;
     Tensor core_out;             // (N, widest core output)
     Tensor branch_out;           // (N,C)
     Tensor dcore_out;            // (N, widest core output)
@@ -56,14 +70,14 @@ struct Block {
     const BlockKind *kind;
     const ModelConfig *model;
     int index;                   // block number in names
+    RecomputeLevel recompute;
     int norm_weight, norm_bias;  // indices in the ParamTable; bias -1: none
     Linear in, out;
     LinearSaved in_saved, out_saved;
     NormStats stats;             // (N,1) each
-    // (N,C) when in_linear's backward reads it; else empty and scratch is used
-    Tensor norm_out;
-    Tensor core_in;              // (N, in_cols), kept
-    Tensor core_out;             // (N, core_cols) when backward reads it; else empty
+    // (N,C), (N, in_cols), (N, core_cols) when backward reads it and it is kept; else empty and
+    // scratch is used
+    Tensor norm_out, core_in, core_out;
     Tensor lse;                  // attention: (B*NH, T) f32
     // attention with rotary positions: (Tmax, HS) f32, shared by all blocks
     Tensor rope_table;
@@ -77,7 +91,10 @@ typedef struct {
 } NormSite;
 
 void block_declare(Block *b, const BlockKind *kind, const ModelConfig *m, int index, ParamTable *t);
-void block_place(const Engine *e, Block *b, Arena *saved, int64_t tokens);
+/* 1: kept from forward to backward, if backward reads it; 0: backward makes it again. */
+int block_keeps(const Block *b, BlockTensor t);
+/* `s` already placed. */
+void block_place(const Engine *e, Block *b, const BlockScratch *s, Arena *saved, int64_t tokens);
 NormSite block_norm(const Engine *e, const Block *b, const BlockScratch *s, int64_t rows);
 /* What is to be added to x, (rows,C) in scratch; block_norm's out holds the norm of x. */
 Tensor block_forward(Engine *e, Block *b, const BlockScratch *s, int64_t rows, int T);

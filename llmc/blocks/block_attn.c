@@ -41,6 +41,7 @@ const BlockKind block_attn = {
     .in_cols = qkv_cols,
     .core_cols = heads_cols,
     .backward_reads_output = 1,
+    .core_again = RECOMPUTE_BLOCK,   // and rotary positions are written over qkv
     .place = place,
     .core_forward = core_forward,
     .core_backward = core_backward,

@@ -26,6 +26,7 @@ const BlockKind block_mlp = {
     .in_cols = up_cols,
     .core_cols = ffn_cols,
     .backward_reads_output = 0,
+    .core_again = RECOMPUTE_ACTIVATION,
     .place = NULL,
     .core_forward = core_forward,
     .core_backward = core_backward,
