@@ -35,6 +35,7 @@ struct Device {
     void *impl;                  // private: stream, library handles
     void *(*alloc)(Device *, size_t bytes);    // NULL when there is not enough memory
     void (*free)(Device *, void *);
+    // `host` may be reused at once; waits only where 4 MiB of uploads before it are not yet done
     void (*upload)(Device *, void *dst, const void *host, size_t bytes);
     // waits until `host` is filled
     void (*download)(Device *, void *host, const void *src, size_t bytes);

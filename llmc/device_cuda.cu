@@ -3,11 +3,24 @@
 #include "device_cuda.cuh"
 
 #include <cstdlib>
+#include <cstring>
 
 #include "device_facts.h"
 
+// What is uploaded passes through pinned host memory: two buffers in turn, each filled from its
+// beginning once the copies out of it are done. 4 MiB are 524,288 tokens with their targets: so far
+// the host, which fills one buffer, may be ahead of the device, which reads the other.
+enum { NUM_UPLOAD_BUFFERS = 2, UPLOAD_BYTES = 4 << 20, UPLOAD_ALIGNMENT = 256 };
+typedef struct {
+    char *data[NUM_UPLOAD_BUFFERS];          // UPLOAD_BYTES each
+    cudaEvent_t taken[NUM_UPLOAD_BUFFERS];   // after the last copy out of it
+    int turn;                                // the one that is being filled
+    size_t used;                             // bytes of it
+} UploadBuffers;
+
 typedef struct {
     cudaStream_t stream;
+    UploadBuffers uploads;
     cublasLtHandle_t cublaslt;
     void *workspace;          // GEMM_WORKSPACE_BYTES
     DeviceScalars *scalars;   // device memory
@@ -79,10 +92,33 @@ static void cuda_free(Device *d, void *p) {
     CUDA_CHECK(cudaFree(p));
 }
 
-// The host's memory is pageable: CUDA has taken all of it when the call returns, so the caller may
-// reuse it at once (CUDA runtime API, "API synchronization behavior").
+// The part of the buffers that comes next; *bytes becomes its size, where that is less. Waits only
+// where the copies out of a buffer are not done when its turn comes again.
+static char *next_upload(UploadBuffers *u, size_t *bytes) {
+    if (u->used == UPLOAD_BYTES) {
+        u->turn = (u->turn + 1) % NUM_UPLOAD_BUFFERS;
+        u->used = 0;
+        CUDA_CHECK(cudaEventSynchronize(u->taken[u->turn]));   // of a new event: returns at once
+    }
+    char *part = u->data[u->turn] + u->used;
+    *bytes = (size_t)min_i64((int64_t)*bytes, (int64_t)(UPLOAD_BYTES - u->used));
+    u->used += (size_t)round_up((int64_t)*bytes, UPLOAD_ALIGNMENT);
+    return part;
+}
+
+// From the caller's own pageable memory, CUDA may first wait for all work queued before (CUDA
+// runtime API, "API synchronization behavior"): the device would stand idle after each micro-step.
 static void cuda_upload(Device *d, void *dst, const void *host, size_t bytes) {
-    CUDA_CHECK(cudaMemcpyAsync(dst, host, bytes, cudaMemcpyHostToDevice, device_cuda_stream(d)));
+    CudaDevice *c = cuda_device(d);
+    for (size_t done = 0; done < bytes;) {
+        size_t count = bytes - done;
+        char *part = next_upload(&c->uploads, &count);
+        memcpy(part, (const char *)host + done, count);
+        CUDA_CHECK(
+            cudaMemcpyAsync((char *)dst + done, part, count, cudaMemcpyHostToDevice, c->stream));
+        CUDA_CHECK(cudaEventRecord(c->uploads.taken[c->uploads.turn], c->stream));
+        done += count;
+    }
 }
 
 static void cuda_download(Device *d, void *host, const void *src, size_t bytes) {
@@ -131,12 +167,20 @@ static void cuda_forget(Device *d, DeviceRecording *recording) {
     CUDA_CHECK(cudaGraphExecDestroy((cudaGraphExec_t)recording));
 }
 
+static void close_uploads(UploadBuffers *u) {
+    for (int i = 0; i < NUM_UPLOAD_BUFFERS; i++) {
+        CUDA_CHECK(cudaEventDestroy(u->taken[i]));
+        CUDA_CHECK(cudaFreeHost(u->data[i]));
+    }
+}
+
 static void cuda_close(Device *d) {
     CudaDevice *c = cuda_device(d);
     CUDA_CHECK(cudaStreamSynchronize(c->stream));
     for (int i = 0; i < NUM_ATTACHMENTS; i++) {
         if (c->attachments[i].data) c->attachments[i].destroy(c->attachments[i].data);
     }
+    close_uploads(&c->uploads);
     CUDA_CHECK(cudaFree(c->scalars));
     CUDA_CHECK(cudaFree(c->workspace));
     CUBLAS_CHECK(cublasLtDestroy(c->cublaslt));
@@ -181,9 +225,17 @@ static void describe_libraries(Device *d) {
              cublaslt / 10000, cublaslt % 10000 / 100, cublaslt % 100);
 }
 
+static void open_uploads(UploadBuffers *u) {
+    for (int i = 0; i < NUM_UPLOAD_BUFFERS; i++) {
+        CUDA_CHECK(cudaMallocHost((void **)&u->data[i], UPLOAD_BYTES));
+        CUDA_CHECK(cudaEventCreateWithFlags(&u->taken[i], cudaEventDisableTiming));
+    }
+}
+
 static CudaDevice *open_libraries(void) {
     CudaDevice *c = (CudaDevice *)xmalloc(sizeof(CudaDevice));
     CUDA_CHECK(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking));
+    open_uploads(&c->uploads);
     CUBLAS_CHECK(cublasLtCreate(&c->cublaslt));
     CUDA_CHECK(cudaMalloc(&c->workspace, GEMM_WORKSPACE_BYTES));
     CUDA_CHECK(cudaMalloc(&c->scalars, sizeof(DeviceScalars)));
