@@ -66,6 +66,7 @@ CASE(defaults) {
     EXPECT_EQ_I64(c.precision.rules.count, 0);
     EXPECT(strcmp(c.ckpt.dir, "runs/default/ckpt") == 0, "%s", c.ckpt.dir);
     EXPECT(strcmp(c.ckpt.resume, "auto") == 0);
+    EXPECT_EQ_I64(c.memory.recompute, RECOMPUTE_NONE);
     EXPECT_EQ_I64(c.seed, 1337);
     config_free(&c);
 }
@@ -112,6 +113,7 @@ CASE(words_of_every_kind) {
                     "model.norm=rmsnorm",
                     "log.dir=runs/a=b",
                     "precision.recipe=nvfp4",
+                    "memory.recompute=block",
                     "optim.betas=[0.5,0.75]",
                     "seed=18446744073709551615",
                     "data.train=a_*.bin",
@@ -131,6 +133,7 @@ CASE(words_of_every_kind) {
     EXPECT(strcmp(c.log.dir, "runs/a=b") == 0, "%s", c.log.dir);
     EXPECT(c.precision.recipe == recipe_find("nvfp4"));
     EXPECT(c.optim.betas[0] == 0.5f && c.optim.betas[1] == 0.75f);
+    EXPECT_EQ_I64(c.memory.recompute, RECOMPUTE_BLOCK);
     EXPECT(c.seed == UINT64_MAX);
     EXPECT_EQ_I64(c.data.train.count, 1);
     EXPECT(strcmp(c.data.train.items[0].path, "a_*.bin") == 0);
@@ -636,6 +639,9 @@ static const BadWords bad_words[] = {
     {{"precision.wgrad.x.hadamard=8"},
      "command line: key \"precision.wgrad.x.hadamard\" is refused"},
     {{"seed=12a"}, "key \"seed\" is \"12a\"; legal: 0 to 2^53 - 1"},
+    {{"memory.recompute=blocks"},
+     "key \"memory.recompute\" is \"blocks\"; legal: none, activation, norm, block"},
+    {{"memory.recompute=true"}, "is \"true\"; legal: none, activation, norm, block"},
     {{"data.train=[3]"}, "key \"data.train[0]\" is a number, expected a path or glob"},
     {{"train.steps=1", "train.steps"}, "cannot open \"train.steps\""},
     // between keys

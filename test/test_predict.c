@@ -5,6 +5,7 @@ between devices and precisions. Nothing is allocated for a model here, however l
 */
 #include "backend.h"
 #include "common.h"
+#include "plan.h"
 #include "predict.h"
 #include "test.h"
 
@@ -171,6 +172,41 @@ CASE(patterns_grouped_heads_and_gates_are_counted) {
     EXPECT_NEAR(p.term[TERM_ELEMENTWISE].bytes, 256 * per_token, 0);
 }
 
+/* What forward does once more, beside a step that keeps all. */
+CASE(recomputing_is_counted_by_hand) {
+    static const char *const levels[] = {"activation", "norm", "block"};
+    // GELU of 256; norms of 128; qkv and up, and attention
+    static const double elementwise[] = {2 * 512, 2 * 512 + 2 * 4 * 128, 2 * 512 + 2 * 4 * 128};
+    static const double flops[] = {0, 0, 2.0 * 256 * 128 * (384 + 256)};
+    // Each operand of x alone is 6 bytes an element, both together 8: that of down is made twice;
+    // those of qkv and up; both of them with the product, and that of proj.
+    static const double emulated[] = {4 * 256, 4 * 512, 4 * (256 + 128) + 6 * 256};
+    Prediction kept = predicted(SMALL, DEVICE_MODEL_H200);
+    Prediction kept_fp4 = predicted(SMALL ALL_NVFP4, DEVICE_MODEL_H200);
+    for (int i = 0; i < ARRAY_LEN(levels); i++) {
+        char words[512];
+        snprintf(words, sizeof(words), SMALL "memory.recompute=%s", levels[i]);
+        Prediction p = predicted(words, DEVICE_MODEL_H200);
+        EXPECT_NEAR(p.term[TERM_ELEMENTWISE].bytes - kept.term[TERM_ELEMENTWISE].bytes,
+                    256 * elementwise[i], 0, "%s", words);
+        EXPECT_NEAR(p.term[TERM_LINEARS_BF16].flops - kept.term[TERM_LINEARS_BF16].flops, flops[i],
+                    0, "%s", words);
+        int forwards = i == 2 ? 2 : 1;
+        EXPECT_NEAR(p.term[TERM_ATTENTION_FORWARD].flops,
+                    forwards * kept.term[TERM_ATTENTION_FORWARD].flops, 0, "%s", words);
+        EXPECT_NEAR(p.step.flops - kept.step.flops,
+                    flops[i] + (forwards - 1) * kept.term[TERM_ATTENTION_FORWARD].flops, 0, "%s",
+                    words);
+        snprintf(words, sizeof(words), SMALL ALL_NVFP4 "memory.recompute=%s", levels[i]);
+        p = predicted(words, DEVICE_MODEL_H200);
+        EXPECT_NEAR(p.term[TERM_QUANTISE_TOKENS].bytes - kept_fp4.term[TERM_QUANTISE_TOKENS].bytes,
+                    256 * emulated[i], 0, "%s", words);
+        EXPECT_NEAR(p.term[TERM_LINEARS_EMULATED].flops -
+                        kept_fp4.term[TERM_LINEARS_EMULATED].flops,
+                    flops[i], 0, "%s", words);
+    }
+}
+
 /* --- against what was measured --- */
 
 CASE(h200_steps_within_fifteen_percent) {
@@ -288,6 +324,55 @@ CASE(crossovers_sum_to_the_step) {
                   p.term[TERM_QUANTISE_WEIGHTS].seconds;
     EXPECT_NEAR(sum, step, 1e-9 * step);
     setup_close(&s);
+}
+
+/* Sizes of arenas on a CPU at a level; returns those of all together. */
+static size_t memory_at(const char *model, int level, size_t *saved) {
+    char words[512];
+    snprintf(words, sizeof(words), "%s memory.recompute=%s", model, recompute_names[level]);
+    Setup s;
+    setup_open(&s, words);
+    Device *cpu = device_cpu_open(1);
+    model_measure(&s.model, &s.config, cpu, &ops_cpu, 1);
+    *saved = s.model.arenas[ARENA_SAVED].used;
+    size_t all = plan_memory_bytes(&s.model);
+    setup_close(&s);
+    cpu->close(cpu);
+    return all;
+}
+
+CASE(each_level_keeps_less_and_takes_longer) {
+    // GELU's output; two norms' outputs; qkv, attention's output, up's output: 2 bytes each
+    static const int dropped[] = {0, 2 * 256, 2 * 2 * 128, 2 * (384 + 128 + 256)};
+    // of NVFP4 operands, decoded: input of down; of qkv and up; and qkv, attention's output and its
+    // operand, up's output
+    static const int dropped_fp4[] = {0, 2 * 256, 2 * 2 * 128, 2 * (384 + 2 * 128 + 256)};
+    size_t before, before_fp4, saved;
+    memory_at(SMALL, RECOMPUTE_NONE, &before);
+    memory_at(SMALL ALL_NVFP4, RECOMPUTE_NONE, &before_fp4);
+    for (int level = 1; level < NUM_RECOMPUTES; level++) {
+        memory_at(SMALL, level, &saved);
+        EXPECT_EQ_I64(before - saved, 256 * dropped[level], "level %d", level);
+        before = saved;
+        memory_at(SMALL ALL_NVFP4, level, &saved);
+        EXPECT_EQ_I64(before_fp4 - saved, 256 * dropped_fp4[level], "level %d, NVFP4", level);
+        before_fp4 = saved;
+    }
+    static const char *const models[] = {GPT2, GPT2 ALL_NVFP4, LLAMA_7B,
+                                         LLAMA_7B "precision.recipe=fp8 "};
+    for (int i = 0; i < ARRAY_LEN(models) * (NUM_RECOMPUTES - 1); i++) {
+        const char *model = models[i / (NUM_RECOMPUTES - 1)];
+        int level = 1 + i % (NUM_RECOMPUTES - 1);
+        size_t less = memory_at(model, level, &saved), more = memory_at(model, level - 1, &saved);
+        EXPECT(less < more, "%s at level %d: %zu bytes after %zu", model, level, less, more);
+        char words[512];
+        snprintf(words, sizeof(words), "%s memory.recompute=", model);
+        size_t end = strlen(words);
+        snprintf(words + end, sizeof(words) - end, "%s", recompute_names[level]);
+        double slower = speed(words, DEVICE_MODEL_H200);
+        snprintf(words + end, sizeof(words) - end, "%s", recompute_names[level - 1]);
+        EXPECT(slower < speed(words, DEVICE_MODEL_H200), "%s at level %d", model, level);
+    }
 }
 
 /* --- devices and text --- */
@@ -466,7 +551,7 @@ CASE(keys_are_judged_by_the_named_gpu) {
         {ALL_NVFP4 "precision.stochastic=hardware precision.backend=emulate plan.device=B200",
          "and this run on B200 has none; set precision.stochastic=software"},
         {ALL_NVFP4 "precision.stochastic=hardware precision.dgrad.dy.dither_bits=16 "
-         "precision.wgrad.dy.dither_bits=16 plan.device=B200",
+                   "precision.wgrad.dy.dither_bits=16 plan.device=B200",
          "but for B200 this run has no packed NVFP4 operand that is rounded stochastically with 8"},
         // the device at hand, where none is named
         {ALL_NVFP4 "precision.stochastic=hardware", "no convert that rounds stochastically"},
