@@ -194,7 +194,7 @@ run_ours() {   # NAME KEY=VALUE...
 run_torch() {
     local log=$work/pytorch.log
     time_for pytorch $torch_seconds || return
-    if ! python3 -c 'import torch' 2> /dev/null; then
+    if ! python3 -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("torch"))'; then
         say "pytorch left out: python3 has no torch"
         return
     fi

@@ -1,20 +1,24 @@
 #!/usr/bin/env bash
 # What needs a GPU, in stages: builds, compares every CUDA op with its reference, trains GPT-2 124M
-# in BF16 and NVFP4 and compares both, checks BF16 against PyTorch, two ranks against one.
+# in BF16 and NVFP4 and compares both, checks BF16 against PyTorch, two ranks against one, that a run
+# repeated, resumed or recomputing has the same losses; looks for races and bad accesses.
 # usage: scripts/run_gpu_check.sh DATA OUT [STAGE ...]
 #   DATA   folder that data/prepare_text.py wrote with the GPT-2 tokenizer
 #   OUT    folder for logs and runs
-#   STAGE  build test selftest mma memcheck short parity train ranks (default: all but ranks, which
-#          needs two GPUs)
+#   STAGE  build test selftest mma memcheck racecheck short parity train repeat resume recompute
+#          ranks (default: all but ranks, which needs two GPUs)
+# Exit status: 0, 1 where a step failed, 2 usage.
 set -uo pipefail
 [ $# -ge 2 ] || { sed -n 's/^# usage: /usage: /p' "$0" >&2; exit 2; }
 data=$1 out=$2
 shift 2
 stages=("$@")
-[ $# -gt 0 ] || stages=(build test selftest mma memcheck short parity train)
+[ $# -gt 0 ] || stages=(build test selftest mma memcheck racecheck short parity train repeat
+    resume recompute)
 mkdir -p "$out"
 summary=$out/summary.txt
 program=./train_gpt_nvfp4
+failed=
 common=("data.train=$data/train_*.bin" "data.val=$data/val_*.bin"
     "data.tokenizer=$data/tokenizer.vocab")
 
@@ -25,6 +29,7 @@ step() {   # NAME LINES COMMAND...
     local name=$1 lines=$2 started=$SECONDS status=0
     shift 2
     "$@" > "$out/$name.log" 2>&1 || status=$?
+    [ $status -eq 0 ] || failed="$failed $name"
     note "== $name: exit $status, $((SECONDS - started)) s"
     tail -n "$lines" "$out/$name.log" | tee -a "$summary"
     return $status
@@ -61,8 +66,8 @@ PYTHON
 }
 
 # 20 steps through the own NVFP4 GEMM (in software before sm_120) and by emulation; its races. The
-# first steps are equal; then the last bits of sums move codes to their neighbours, and the losses part
-# at a pace that grows with the learning rate and with the noise of the batch.
+# first steps are equal; then the last bits of sums move codes to their neighbours, and the losses
+# part at a pace that grows with the learning rate and with the noise of the batch.
 stage_mma() {
     local keys=(model.preset=s1-7m model.vocab=50257 batch.micro=16 batch.seq_len=512
         batch.total_tokens=32768 train.steps=20 sched.warmup_steps=5 optim.lr=1e-4 eval.every=0
@@ -83,16 +88,39 @@ stage_memcheck() {
             "build/cuda/test/$test" "$filter"
     done << 'LIST'
 test_ops
-test_quantize_cuda pairs_of_training
+test_quantize_cuda pairs_of_values
+test_quantize_cuda pairs_of_codes
 test_quantize_cuda hadamard_op
 test_quantize_cuda every_bf16_magnitude
+test_quantize_fp8_cuda every_pair
 test_attention_cuda flash_small
 test_attention_cuda cudnn_small
 LIST
     step memcheck_train 3 compute-sanitizer --tool memcheck --error-exitcode 9 \
         "$program" configs/runs/gpt2_124m_nvfp4.json "${common[@]}" "log.dir=$out/runs/memcheck" \
-        train.steps=1 sched.warmup_steps=0 model.layers=2 batch.micro=2 batch.total_tokens=2048 eval.every=0 \
-        eval.tokens=2048 ckpt.resume=never precision.keep_bf16.last=0
+        train.steps=1 sched.warmup_steps=0 model.layers=2 batch.micro=2 batch.total_tokens=2048 \
+        eval.every=0 eval.tokens=2048 ckpt.resume=never precision.keep_bf16.last=0
+}
+
+# Kernels whose threads share memory. Racecheck is slow: what takes longer than its limit says so
+# with exit status 124.
+stage_racecheck() {
+    local test filter
+    while read -r test filter; do
+        step "racecheck_${test}_$filter" 2 timeout --kill-after=5 90 \
+            compute-sanitizer --tool racecheck --error-exitcode 9 "build/cuda/test/$test" "$filter"
+    done << 'LIST'
+test_ops layernorm
+test_ops rmsnorm
+test_ops cross_entropy
+test_ops column_sum
+test_quantize_cuda pairs_of_values_at
+test_quantize_cuda pairs_of_codes_at
+test_quantize_cuda two_forms
+test_quantize_cuda hadamard_op
+test_quantize_fp8_cuda beside_nvfp4
+test_quantize_fp8_cuda every_pair
+LIST
 }
 
 stage_short() {
@@ -105,11 +133,11 @@ stage_short() {
 stage_parity() {
     local keys=(train.steps=20 sched.warmup_steps=5 sched.final_frac=0.1 optim.lr=6e-4
         data.shuffle=0 eval.every=0)
-    train parity_init gpt2_124m_bf16 "${keys[@]}" train.steps=1 sched.warmup_steps=0 optim.lr=1e-30 \
-        optim.weight_decay=0   # its checkpoint holds the initial weights
+    train parity_init gpt2_124m_bf16 "${keys[@]}" train.steps=1 sched.warmup_steps=0 \
+        optim.lr=1e-30 optim.weight_decay=0   # its checkpoint holds the initial weights
     train parity gpt2_124m_bf16 "${keys[@]}"
-    step parity_torch 4 python3 dev/parity_gpt2.py \
-        --weights "$out/runs/parity_init/ckpt/step_00000001/model.safetensors" --data "$data/train_*.bin" \
+    step parity_torch 4 python3 dev/parity_gpt2.py --data "$data/train_*.bin" \
+        --weights "$out/runs/parity_init/ckpt/step_00000001/model.safetensors" \
         --micro 16 --total-tokens 524288 --steps 20 --lr 6e-4 --warmup-steps 5 \
         --total-steps 20 --final-frac 0.1 --compare "$out/runs/parity/metrics.jsonl"
 }
@@ -122,6 +150,82 @@ stage_train() {
         --out "$out/compare.png"
 }
 
+# Each run has STEPS steps, and each loss and gradient norm is the first run's to the last digit.
+same_records() {   # STEPS RUN RUN ...
+    python3 - "$@" << 'PYTHON'
+import json, sys
+num_steps, paths = int(sys.argv[1]), sys.argv[2:]
+failed = False
+for path in paths:
+    lines = [json.loads(line) for line in open(path + "/metrics.jsonl")]
+    run = [(r["step"], r["train_loss"], r["grad_norm"]) for r in lines if "train_loss" in r]
+    if path == paths[0]:
+        first = run
+    parted = [i for i, (a, b) in enumerate(zip(first, run)) if a != b]
+    failed |= len(run) != num_steps or bool(parted)
+    print(f"{path}: {len(run)} of {num_steps} steps, "
+          + (f"parts at step {parted[0] + 1}: {run[parted[0]]}, not {first[parted[0]]}" if parted
+             else f"the same to the last, {run[-1] if run else None}"))
+sys.exit(failed)
+PYTHON
+}
+
+# Steps small enough to make many of.
+small=(batch.micro=16 batch.total_tokens=32768 eval.every=0 eval.tokens=16384 ckpt.every=0)
+
+stage_repeat() {
+    local recipe
+    for recipe in bf16 nvfp4; do
+        local keys=("${small[@]}" train.steps=50 sched.warmup_steps=10)
+        train "repeat_${recipe}_once" "gpt2_124m_$recipe" "${keys[@]}"
+        train "repeat_${recipe}_again" "gpt2_124m_$recipe" "${keys[@]}"
+        step "repeat_$recipe" 2 same_records 50 "$out/runs/repeat_${recipe}_once" \
+            "$out/runs/repeat_${recipe}_again"
+    done
+}
+
+# Runs a command and asks it to end when RUN has had STEPS steps; as it should, it exits with 130.
+interrupted() {   # RUN STEPS COMMAND...
+    local record=$1/metrics.jsonl steps=$2 done=0 pid status=0
+    shift 2
+    "$@" &
+    pid=$!
+    while kill -0 $pid && [ "$done" -lt "$steps" ]; do
+        sleep 0.05
+        done=$(grep -cs train_loss "$record")
+        done=${done:-0}
+    done
+    kill -TERM $pid
+    wait $pid || status=$?
+    echo "exit status $status, 130 is right"
+    [ $status -eq 130 ]
+}
+
+# The second start finds no cache of algorithms: it has the checkpoint's.
+stage_resume() {
+    local run=$out/runs/resume cache
+    local command=("$program" configs/runs/gpt2_124m_nvfp4.json "${common[@]}" "${small[@]}"
+        train.steps=40 sched.warmup_steps=10 "log.dir=$run")
+    train resume_whole gpt2_124m_nvfp4 "${small[@]}" train.steps=40 sched.warmup_steps=10
+    rm -rf "$run"
+    cache=$(mktemp -d)
+    step resume_killed 2 interrupted "$run" 10 "${command[@]}"
+    XDG_CACHE_HOME=$cache step resume_finished 2 "${command[@]}"
+    rm -rf "$cache"
+    step resume 2 same_records 40 "$out/runs/resume_whole" "$run"
+}
+
+# Ten blocks in NVFP4 and two in BF16.
+stage_recompute() {
+    local level runs=()
+    for level in none activation norm block; do
+        train "recompute_$level" gpt2_124m_nvfp4 "${small[@]}" train.steps=3 sched.warmup_steps=1 \
+            "memory.recompute=$level"
+        runs+=("$out/runs/recompute_$level")
+    done
+    step recompute 4 same_records 3 "${runs[@]}"
+}
+
 stage_ranks() {
     local keys=(train.steps=5 sched.warmup_steps=2 eval.every=0 ckpt.every=0 ckpt.resume=never)
     train one_rank gpt2_124m_bf16 "${keys[@]}"
@@ -131,4 +235,6 @@ stage_ranks() {
         --out "$out/ranks.png"
 }
 
-for stage in "${stages[@]}"; do "stage_$stage" || note "stage $stage did not succeed"; done
+for stage in "${stages[@]}"; do "stage_$stage"; done
+[ -z "$failed" ] || note "failed:$failed"
+[ -z "$failed" ]
