@@ -259,11 +259,10 @@ def main():
     torch.set_float32_matmul_precision("high")
     result = measure(args, shape)
     on_gpu = args.device == "cuda"
-    print(json.dumps(result | {
-        "peak_memory_bytes": torch.cuda.max_memory_allocated() if on_gpu else None,
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name() if on_gpu else args.device,
-    }))
+    result["peak_memory_bytes"] = torch.cuda.max_memory_allocated() if on_gpu else None
+    result["torch"] = torch.__version__
+    result["device"] = torch.cuda.get_device_name() if on_gpu else args.device
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

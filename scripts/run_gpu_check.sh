@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What needs a GPU, in stages: builds, compares every CUDA op with its reference, trains GPT-2 124M
-# in BF16 and NVFP4 and compares both, checks BF16 against PyTorch, two ranks against one, that a run
-# repeated, resumed or recomputing has the same losses; looks for races and bad accesses.
+# in BF16 and NVFP4 and compares both, checks BF16 against PyTorch, two ranks against one, that a
+# run repeated, resumed or recomputing has the same losses; looks for races and bad accesses.
 # usage: scripts/run_gpu_check.sh DATA OUT [STAGE ...]
 #   DATA   folder that data/prepare_text.py wrote with the GPT-2 tokenizer
 #   OUT    folder for logs and runs
