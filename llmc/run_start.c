@@ -44,7 +44,7 @@ void run_fit(Run *r, int training) {
         die(EXIT_OOM,
             "the run needs %.1f MiB on %s, %.1f MiB are free:\n%slower batch.micro, eval.micro or "
             "batch.seq_len, "
-            "or raise memory.lmhead_chunks",
+            "set memory.recompute, or raise memory.lmhead_chunks",
             (double)plan_memory_bytes(&r->model) / MIB, r->device->name, (double)free_bytes / MIB,
             table);
     }
