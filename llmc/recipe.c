@@ -296,7 +296,7 @@ const char *operand_field_text(const Operand *o, const char *key) {
     return NULL;
 }
 
-static char message[512];   // what rule_set and rule_error return
+static char message[1024];   // what rule_set and rule_error return
 
 static const char *choices_message(const char *key, const char *value, const Choice *choices,
                                    int count) {

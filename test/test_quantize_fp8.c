@@ -23,7 +23,7 @@ static float decode(FormatId f, uint8_t code) {
 // --- scales ---
 
 static float scale_of(FormatId f, float amax) {
-    return fp8_scale(fp8_format(formats[f].elem), amax);
+    return fp8_scale(fp8_format(formats[f].cell.elem), amax);
 }
 
 CASE(known_scales) {
@@ -71,7 +71,7 @@ static uint8_t search(FormatId f, float y) {
 }
 
 static void expect_rounded(FormatId f, float y) {
-    Fp8Format format = fp8_format(formats[f].elem);
+    Fp8Format format = fp8_format(formats[f].cell.elem);
     EXPECT_EQ_I64(fp8_code(format, y), encode(f, y), "%s of %a", formats[f].name, y);
     EXPECT_EQ_I64(fp8_value(format, y), bf16_from_f32(decode(f, encode(f, y))), "%s of %a",
                   formats[f].name, y);
