@@ -207,7 +207,7 @@ static void fprop_scaled(void) {
     QOperand right = operand_from_tensor(weight, FORMAT_NVFP4, 1);
     left.amax = (float *)scalars.data;
     right.amax = (float *)scalars.data + 1;
-    left.dequant_mult = right.dequant_mult = 1.0f / (6.0f * 448.0f);
+    left.dequant_div = right.dequant_div = 6.0f * 448.0f;
     ops_cuda.gemm(device, wide2, &left, &right, {no_tensor, 0});
 }
 
@@ -224,16 +224,12 @@ static void quantize(Tensor values, OperandForm form, Rounding rounding) {
         q.data = memory[token];
         q.scales = form == FORM_PACKED ? scales[token] : NULL;
         q.amax = maxima + token;
-        q.dequant_mult = 1.0f / (6.0f * 448.0f);
+        q.dequant_div = 6.0f * 448.0f;
         operands[token] = q;
         Quantizer h = {};
-        h.how.format = FORMAT_NVFP4;
-        h.how.tile = TILE_ROW;
+        h.how = formats[FORMAT_NVFP4].cell;
         h.how.hadamard = token ? 16 : 0;
         h.how.rounding = rounding;
-        h.how.dither_bits = 8;
-        h.how.top_scale = 448;
-        h.how.arithmetic = 2;
         h.token_operand = token;
         h.rows_are_tokens = 1;
         h.state = state;

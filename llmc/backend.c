@@ -21,7 +21,7 @@ const char *backend_name(Fp4Gemm fp4, const Device *d) {
 }
 
 static int is_fp8(const Linear *l, GemmKind g) {
-    return format_is_fp8(l->plan.cell[g][SIDE_A].format);
+    return operand_is_fp8(&l->plan.cell[g][SIDE_A]);
 }
 
 const char *backend_gemm_name(const Engine *e, const Linear *l, GemmKind g) {
@@ -161,8 +161,8 @@ static int has_operands(Model *m, int with_blocks) {
     for (int id = 0; id < model_num_linears(m); id++) {
         const LinearPlan *plan = &model_linear(m, id)->plan;
         for (int i = 0; i < NUM_GEMMS * NUM_SIDES; i++) {
-            FormatId f = plan->cell[i / NUM_SIDES][i % NUM_SIDES].format;
-            if (with_blocks ? format_has_blocks(f) : format_is_fp8(f)) return 1;
+            const Operand *o = &plan->cell[i / NUM_SIDES][i % NUM_SIDES];
+            if (with_blocks ? operand_has_blocks(o) : operand_is_fp8(o)) return 1;
         }
     }
     return 0;

@@ -19,6 +19,32 @@ const DTypeInfo dtype_info[NUM_DTYPES] = {
     [DT_E2M1] = {"e2m1", 4,    NULL},
     [DT_E4M3] = {"e4m3", 8,    "F8_E4M3"},
     [DT_E5M2] = {"e5m2", 8,    "F8_E5M2"},
+    [DT_E1M2] = {"e1m2", 4,    NULL},
+    [DT_E8M0] = {"e8m0", 8,    "F8_E8M0"},
+    [DT_UE5M3] = {"ue5m3", 8,  NULL},
+    [DT_E1M6] = {"e1m6", 8,    NULL},
+    [DT_E2M5] = {"e2m5", 8,    NULL},
+    [DT_E3M4] = {"e3m4", 8,    NULL},
+    [DT_E6M1] = {"e6m1", 8,    NULL},
+};
+
+static const struct {
+    DType type;
+    Minifloat minifloat;
+} minifloats[] = {
+    //        exponent mantissa bias max          min
+    {DT_E2M1,  {2, 1, 1,   6.0f,       0.5f}},
+    {DT_E1M2,  {1, 2, 1,   1.75f,      0.25f}},
+    {DT_E4M3,  {4, 3, 7,   448.0f,     0x1p-9f}},
+    {DT_E5M2,  {5, 2, 15,  57344.0f,   0x1p-16f}},
+    {DT_UE5M3, {5, 3, 15,  61440.0f,   0x1p-17f}},
+    {DT_E1M6,  {1, 6, 0,   3.96875f,   0x1p-5f}},
+    {DT_E2M5,  {2, 5, 1,   7.875f,     0x1p-5f}},
+    {DT_E3M4,  {3, 4, 3,   31.0f,      0x1p-6f}},
+    {DT_E6M1,  {6, 1, 31,  0x1.8p32f,  0x1p-31f}},
+    {DT_E8M0,  {8, 0, 127, 0x1p127f,   0x1p-127f}},
+    {DT_BF16,  {8, 7, 127, 0x1.FEp127f, 0x1p-133f}},
+    {DT_F32,   {8, 23, 127, 0x1.FFFFFEp127f, 0x1p-149f}},
 };
 // clang-format on
 
@@ -31,6 +57,13 @@ size_t dtype_bytes(DType t, int64_t count) {
     CHECK(count >= 0 && bits % 8 == 0, "%lld values of %s do not fill whole bytes",
           (long long)count, dtype_info[t].name);
     return (size_t)(bits / 8);
+}
+
+Minifloat minifloat(DType t) {
+    for (int i = 0; i < ARRAY_LEN(minifloats); i++)
+        if (minifloats[i].type == t) return minifloats[i].minifloat;
+    CHECK(0, "%s is no floating point number", dtype_info[t].name);
+    return minifloats[0].minifloat;
 }
 
 // --- E2M1 ---

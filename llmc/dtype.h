@@ -23,6 +23,13 @@ typedef enum {
     DT_E2M1,    // FP4, two a byte, even element in the low nibble
     DT_E4M3,    // FP8 "fn": no infinity, 0x7F is NaN, largest 448
     DT_E5M2,    // FP8: 0x7C is infinity, beyond it NaN, largest 57344
+    DT_E1M2,    // 4 bits, uniform: 0, .25 ... 1.75
+    DT_E8M0,    // block scale: a power of two, 2^(code - 127)
+    DT_UE5M3,   // block scales without a sign; see minifloat
+    DT_E1M6,
+    DT_E2M5,
+    DT_E3M4,
+    DT_E6M1,
     NUM_DTYPES
 } DType;
 
@@ -68,6 +75,19 @@ uint8_t e4m3_encode(float x);
 #define E5M2_MAX 57344.0f
 float e5m2_decode(uint8_t code);
 uint8_t e5m2_encode(float x);
+
+/* --- small floating point numbers as data: elements and block scales of any format --- */
+
+/* value = m * 2^(1 - bias - mantissa_bits) where the exponent field e is 0, else
+   (1 + m / 2^mantissa_bits) * 2^(e - bias). Of E8M0, whose codes have no zero, the rules of ops/cell.h
+   are what rounds; of f32 and bf16 nothing is rounded. */
+typedef struct {
+    int exponent_bits, mantissa_bits, bias;
+    float max;   // largest number, at which rounding saturates
+    float min;   // smallest above zero
+} Minifloat;
+/* CHECKs that the type is one of these. */
+Minifloat minifloat(DType t);
 
 #ifdef __cplusplus
 }

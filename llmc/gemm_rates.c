@@ -71,10 +71,10 @@ static QOperand new_operand(Device *d, const Product *p, Side side, const void *
     q.k = p->k;
     q.k_contiguous = p->form == FORM_PACKED || !strided;
     q.slices = p->slices;
-    q.dequant_mult = 1.0f;
+    q.dequant_div = 1.0f;
     q.data = new_data(d, pattern, linear_format_bytes(p->form, q.format, q.rows, q.k));
     if (!q.data || p->form != FORM_PACKED) return q;
-    q.dequant_mult = 1.0f / (6 * 448);
+    q.dequant_div = 6 * 448;
     q.amax = (float *)new_data(d, pattern, sizeof(float));
     // Behind the codes; the pattern's high byte 0x3F is a scale near 1, the low one any but NaN.
     if (format_has_blocks(q.format)) q.scales = linear_packed_scales(&q);

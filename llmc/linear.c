@@ -22,7 +22,7 @@ typedef struct {
 static const Operand *cell(const Linear *l, GemmKind g, Side s) { return &l->plan.cell[g][s]; }
 
 static int is_quantized(const Linear *l, GemmKind g, Side s) {
-    return format_is_quantized(cell(l, g, s)->format);
+    return operand_is_quantized(cell(l, g, s));
 }
 
 int linear_gemm_is_quantized(const Linear *l, GemmKind g) {
@@ -55,9 +55,10 @@ void linear_declare(Linear *l, ParamTable *t, const char *name, int in, int out,
 /* --- buffers --- */
 
 OperandForm linear_gemm_form(const Engine *e, const Linear *l, GemmKind g) {
-    FormatId a = cell(l, g, SIDE_A)->format, b = cell(l, g, SIDE_B)->format;
-    int both_fp4 = a == FORMAT_NVFP4 && b == FORMAT_NVFP4;
-    int both_fp8 = format_is_fp8(a) && format_is_fp8(b) && (a == FORMAT_E4M3 || b == FORMAT_E4M3);
+    const Operand *a = cell(l, g, SIDE_A), *b = cell(l, g, SIDE_B);
+    int both_fp4 = operand_is_nvfp4(a) && operand_is_nvfp4(b);
+    int both_fp8 =
+        operand_is_fp8(a) && operand_is_fp8(b) && (a->elem == DT_E4M3 || b->elem == DT_E4M3);
     int packed = (both_fp4 && e->fp4 != FP4_EMULATED) || (both_fp8 && e->fp8);
     return packed ? FORM_PACKED : FORM_VALUES;
 }
@@ -129,7 +130,7 @@ static float *amax_slot(const Linear *l, GemmKind g, Side s) {
 
 /* The library's kernels of NVFP4 do not split k themselves; see gemm_slices. */
 int linear_wgrad_slices(const Engine *e, const Linear *l, int64_t tokens) {
-    int nvfp4 = cell(l, GEMM_WGRAD, SIDE_A)->format == FORMAT_NVFP4;
+    int nvfp4 = operand_is_nvfp4(cell(l, GEMM_WGRAD, SIDE_A));
     return nvfp4 && e->fp4 == FP4_LIBRARY ? gemm_slices(e->device, l->out, l->in, tokens) : 1;
 }
 
@@ -154,10 +155,8 @@ static QOperand quantized_operand(const Engine *e, const Linear *l, OperandReque
     if (q.form == FORM_PACKED && format_has_blocks(q.format)) q.scales = linear_packed_scales(&q);
     if (q.form == FORM_PACKED && request.gemm == GEMM_WGRAD)
         q.slices = linear_wgrad_slices(e, l, q.k);
-    if (formats[o->format].tensor_scale) {
-        q.amax = amax_slot(l, request.gemm, request.side);
-        q.dequant_mult = quantize_dequant_mult(o);
-    }
+    q.dequant_div = quantize_dequant_div(o);
+    if (o->amax != AMAX_NONE) q.amax = amax_slot(l, request.gemm, request.side);
     return q;
 }
 

@@ -125,15 +125,15 @@ static Cost product_cost(const Count *n, const Product *p) {
 /* What multiplies: a unit that both operands are made for, where the device has it; else BF16. */
 static TensorUnit unit_of(const Count *n, const Linear *l, GemmKind g) {
     if (linear_gemm_form(&n->engine, l, g) == FORM_VALUES) return UNIT_BF16;
-    return format_is_fp8(l->plan.cell[g][SIDE_A].format) ? UNIT_FP8 : UNIT_FP4;
+    return operand_is_fp8(&l->plan.cell[g][SIDE_A]) ? UNIT_FP8 : UNIT_FP4;
 }
 
 /* Bytes of an element of an operand, block scales included; BF16 units read decoded values. */
 static double operand_bytes(const Count *n, const Linear *l, GemmKind g, Side s) {
-    const Format *f = &formats[l->plan.cell[g][s].format];
+    const Operand *o = &l->plan.cell[g][s];
     if (unit_of(n, l, g) == UNIT_BF16) return dtype_info[DT_BF16].bits / 8.0;
-    double scale_bits = f->block > 0 ? (double)dtype_info[f->scale].bits / f->block : 0;
-    return (dtype_info[f->elem].bits + scale_bits) / 8.0;
+    double scale_bits = o->block > 0 ? (double)dtype_info[o->scale].bits / o->block : 0;
+    return (dtype_info[o->elem].bits + scale_bits) / 8.0;
 }
 
 static Product linear_product(const Count *n, const Linear *l, GemmKind g) {
@@ -175,7 +175,7 @@ static double tensor_elements(const Count *n, const Linear *l, LinearTensor t) {
 }
 
 static double quantise_share(const Operand *o) {
-    if (!format_has_blocks(o->format)) return NEAREST_SHARE;
+    if (!operand_has_blocks(o)) return NEAREST_SHARE;
     if (o->tile == TILE_SQUARE) return SQUARE_SHARE;
     return o->rounding == ROUND_STOCHASTIC ? STOCHASTIC_SHARE : NEAREST_SHARE;
 }
@@ -197,9 +197,9 @@ static Cost quantise_cost(const Count *n, const Linear *l, LinearTensor t, Opera
         GemmKind g = operands_of[t][i].gemm;
         Side s = operands_of[t][i].side;
         const Operand *o = &l->plan.cell[g][s];
-        if (!format_is_quantized(o->format)) continue;
+        if (!operand_is_quantized(o)) continue;
         quantised = 1;
-        if (formats[o->format].tensor_scale) amax = AMAX_BYTES;
+        if (o->amax != AMAX_NONE) amax = AMAX_BYTES;
         if (quantise_share(o) < share) share = quantise_share(o);
         if (is_written(n, l, g, s)) written += operand_bytes(n, l, g, s);
     }
@@ -348,7 +348,7 @@ Prediction predict_step(Model *m, const Config *c, DeviceModel device, int ranks
 /* --- crossover --- */
 
 static int is_quantised(const Linear *l, LinearTensor t, int i) {
-    return format_is_quantized(l->plan.cell[operands_of[t][i].gemm][operands_of[t][i].side].format);
+    return operand_is_quantized(&l->plan.cell[operands_of[t][i].gemm][operands_of[t][i].side]);
 }
 
 /* One product, and of each tensor's quantising its part: half where another product wants the

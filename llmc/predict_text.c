@@ -75,7 +75,7 @@ static void print_length(const Page *page, const Prediction *p, int64_t steps) {
 static int multiplies_by_mma(const Engine *e, const Linear *l) {
     if (e->fp4 != FP4_MMA) return 0;
     for (int g = 0; g < NUM_GEMMS; g++) {
-        int has_blocks = format_has_blocks(l->plan.cell[g][SIDE_A].format);
+        int has_blocks = operand_has_blocks(&l->plan.cell[g][SIDE_A]);
         if (has_blocks && linear_gemm_form(e, l, (GemmKind)g) == FORM_PACKED) return 1;
     }
     return 0;

@@ -1,6 +1,6 @@
 /*
-recipe -- the tables of formats and recipes, rules on them, and what makes a plan impossible.
-Not here: how an operand is quantised (ops/quantize), who runs a plan (linear).
+recipe -- the tables of formats and recipes, and rules on them. Not here: what makes a plan
+impossible (recipe_check.c), how an operand is quantised (ops/cell.h), who runs a plan (linear).
 */
 #include "recipe.h"
 
@@ -15,33 +15,97 @@ const char *const gemm_names[NUM_GEMMS] = {"fprop", "dgrad", "wgrad"};
 const char *const operand_names[NUM_GEMMS][NUM_SIDES] = {{"x", "w"}, {"dy", "w"}, {"dy", "x"}};
 
 // clang-format off
-const Format formats[NUM_FORMATS] = {
-    // name     elem     scale    block tensor_scale elem_max scale_max
-    {"f32",   DT_F32,  DT_F32,  0,    0,           0,       0},
-    {"bf16",  DT_BF16, DT_F32,  0,    0,           0,       0},
-    {"nvfp4", DT_E2M1, DT_E4M3, 16,   1,           6,       448},
-    {"e4m3",  DT_E4M3, DT_F32,  0,    1,           448,     0},
-    {"e5m2",  DT_E5M2, DT_F32,  0,    1,           57344,   0},
-};
-// clang-format on
+/* What a format stands for: the first fields of a cell, and of an operand without more the rest. */
+#define FMT(format, elem, scale, block, outer, rule, amax, zero, top) \
+    FORMAT_##format, DT_##elem, DT_##scale, block, outer, RULE_##rule, AMAX_##amax, ZERO_##zero, top
+#define AS_F32    FMT(F32,        F32,  F32,   0,   0,   NEAREST, NONE,    KEEP,  0)
+#define AS_BF16   FMT(BF16,       BF16, F32,   0,   0,   NEAREST, NONE,    KEEP,  0)
+#define AS_NVFP4  FMT(NVFP4,      E2M1, E4M3,  16,  0,   NEAREST, CURRENT, KEEP,  448)
+#define AS_NV256  FMT(NVFP4,      E2M1, E4M3,  16,  0,   NEAREST, CURRENT, KEEP,  256)
+#define AS_ENCODE FMT(NVFP4,      E2M1, E4M3,  16,  0,   ENCODE,  CURRENT, KEEP,  240)
+#define AS_OUTER  FMT(NVFP4,      E2M1, E4M3,  16,  128, NEAREST, NONE,    LEAST, 448)
+#define AS_MXFP4  FMT(MXFP4,      E2M1, E8M0,  32,  0,   CEIL,    NONE,    KEEP,  0)
+#define AS_FLOOR  FMT(MXFP4,      E2M1, E8M0,  32,  0,   FLOOR,   NONE,    KEEP,  0)
+#define AS_QUEST  FMT(MXFP4,      E2M1, E8M0,  32,  0,   QUEST,   NONE,    KEEP,  0)
+#define AS_MXFP8  FMT(MXFP8,      E4M3, E8M0,  32,  0,   CEIL,    NONE,    KEEP,  0)
+#define AS_E4M3   FMT(E4M3,       E4M3, F32,   0,   0,   NEAREST, CURRENT, KEEP,  0)
+#define AS_E5M2   FMT(E5M2,       E5M2, F32,   0,   0,   NEAREST, CURRENT, KEEP,  0)
+#define AS_E4M3D  FMT(E4M3,       E4M3, F32,   0,   0,   NEAREST, DELAYED, KEEP,  0)
+#define AS_E5M2D  FMT(E5M2,       E5M2, F32,   0,   0,   NEAREST, DELAYED, KEEP,  0)
+#define AS_BLOCK  FMT(E4M3_BLOCK, E4M3, F32,   128, 0,   NEAREST, NONE,    KEEP,  0)
+#define AS_UE5M3  FMT(UE5M3,      E2M1, UE5M3, 16,  0,   NEAREST, CURRENT, ONE,   448)
+#define AS_HELD   FMT(UE5M3,      E2M1, UE5M3, 16,  0,   NEAREST, HELD,    ONE,   448)
+#define AS_INT4   FMT(INT4,       E1M2, F32,   16,  0,   NEAREST, NONE,    KEEP,  0)
 
-// clang-format off
-/* The cells that recipes are made of. What they do not say is the default of CELL: fixed signs, 8
-   random bits, no headroom, top scale 448, arithmetic 2. */
-#define CELL(format, tile, hadamard, rounding, source) \
-    {FORMAT_##format, TILE_##tile, hadamard, SIGNS_FIXED, ROUND_##rounding, 8, SOURCE_##source, 0, \
-     448, 2}
-#define F32        CELL(F32,   ROW,    0,  NEAREST,    TENSOR)
-#define BF16       CELL(BF16,  ROW,    0,  NEAREST,    TENSOR)
-#define NV_ROW     CELL(NVFP4, ROW,    0,  NEAREST,    TENSOR)
-#define NV_ROW_SR  CELL(NVFP4, ROW,    0,  STOCHASTIC, TENSOR)
-#define NV_RHT     CELL(NVFP4, ROW,    16, NEAREST,    TENSOR)
-#define NV_RHT_SR  CELL(NVFP4, ROW,    16, STOCHASTIC, TENSOR)
-#define NV_TILE    CELL(NVFP4, SQUARE, 0,  NEAREST,    TENSOR)
-#define NV_TILE_T  CELL(NVFP4, SQUARE, 0,  NEAREST,    TRANSPOSED)
-#define E4M3       CELL(E4M3,  ROW,    0,  NEAREST,    TENSOR)
-#define E4M3_T     CELL(E4M3,  ROW,    0,  NEAREST,    TRANSPOSED)
-#define E5M2       CELL(E5M2,  ROW,    0,  NEAREST,    TENSOR)
+/* A cell: its format; tile; transform and its signs; rounding; source; headroom; selection; mask.
+   8 random bits a value, 16 for eden. Arithmetic 2, 1 with a selection, as its authors have it. */
+#define CELL(as, tile, hadamard, signs, rounding, source) \
+    {AS_##as, TILE_##tile, hadamard, SIGNS_##signs, ROUND_##rounding, 8, SOURCE_##source, 0, \
+     SELECT_NONE, 0, 2}
+#define SEL(tile, hadamard, rounding, source) \
+    {AS_NV256, TILE_##tile, hadamard, SIGNS_FIXED, ROUND_##rounding, 8, SOURCE_##source, 0, \
+     SELECT_MSE, 0, 1}
+#define EDEN(source) \
+    {AS_NV256, TILE_ROW, 128, SIGNS_STEP, ROUND_EDEN, 16, SOURCE_##source, 0, SELECT_NONE, 0, 2}
+#define PLAIN(as) \
+    {AS_##as, TILE_ROW, 0, SIGNS_FIXED, ROUND_NEAREST, 8, SOURCE_TENSOR, 0, SELECT_NONE, 0, 2}
+
+const Format formats[NUM_FORMATS] = {
+    {"f32",        PLAIN(F32)},
+    {"bf16",       PLAIN(BF16)},
+    {"nvfp4",      PLAIN(NVFP4)},
+    {"mxfp4",      PLAIN(MXFP4)},
+    {"mxfp8",      PLAIN(MXFP8)},
+    {"e4m3",       PLAIN(E4M3)},
+    {"e5m2",       PLAIN(E5M2)},
+    {"e4m3_block", PLAIN(BLOCK)},
+    {"ue5m3",      PLAIN(UE5M3)},
+    {"int4",       PLAIN(INT4)},
+};
+
+/* The cells that recipes are made of. */
+#define F32        PLAIN(F32)
+#define BF16       PLAIN(BF16)
+#define NV_ROW     PLAIN(NVFP4)
+#define NV_ROW_SR  CELL(NVFP4, ROW,    0,  FIXED, STOCHASTIC, TENSOR)
+#define NV_RHT     CELL(NVFP4, ROW,    16, FIXED, NEAREST,    TENSOR)
+#define NV_RHT_SR  CELL(NVFP4, ROW,    16, FIXED, STOCHASTIC, TENSOR)
+#define NV_TILE    CELL(NVFP4, SQUARE, 0,  FIXED, NEAREST,    TENSOR)
+#define NV_TILE_T  CELL(NVFP4, SQUARE, 0,  FIXED, NEAREST,    TRANSPOSED)
+#define E4M3       PLAIN(E4M3)
+#define E4M3_T     CELL(E4M3,  ROW,    0,  FIXED, NEAREST,    TRANSPOSED)
+#define E5M2       PLAIN(E5M2)
+#define E4M3D      PLAIN(E4M3D)
+#define E4M3D_T    CELL(E4M3D, ROW,    0,  FIXED, NEAREST,    TRANSPOSED)
+#define E5M2D      PLAIN(E5M2D)
+#define BLOCK      PLAIN(BLOCK)
+#define BLOCK_W    CELL(BLOCK, SQUARE, 0,  FIXED, NEAREST,    TENSOR)
+#define BLOCK_WT   CELL(BLOCK, SQUARE, 0,  FIXED, NEAREST,    TRANSPOSED)
+#define MX8        PLAIN(MXFP8)
+#define MX_ROW     PLAIN(MXFP4)
+#define MX_ROW_SR  CELL(MXFP4, ROW,    0,  FIXED, STOCHASTIC, TENSOR)
+#define MX_RHT     CELL(MXFP4, ROW,    32, FIXED, NEAREST,    TENSOR)
+#define MX_RHT_SR  CELL(MXFP4, ROW,    32, FIXED, STOCHASTIC, TENSOR)
+#define MX_TILE    CELL(MXFP4, SQUARE, 0,  FIXED, NEAREST,    TENSOR)
+#define MX_TILE_T  CELL(MXFP4, SQUARE, 0,  FIXED, NEAREST,    TRANSPOSED)
+#define MX_LIBRARY CELL(FLOOR, ROW,    0,  FIXED, AWAY,       TENSOR)
+#define ENC        PLAIN(ENCODE)
+#define ENC_SR     CELL(ENCODE, ROW,   0,  FIXED, STOCHASTIC, TENSOR)
+/* Quartet: clipped elements pass no gradient; backward 3/4 of the scale's range, so that nothing
+   clips. */
+#define QUEST \
+    {AS_QUEST, TILE_ROW, 32, SIGNS_NONE, ROUND_NEAREST, 8, SOURCE_TENSOR, 0, SELECT_NONE, 1, 2}
+#define QUARTET(source) \
+    {AS_FLOOR, TILE_ROW, 32, SIGNS_STEP, ROUND_STOCHASTIC, 8, SOURCE_##source, 1, SELECT_NONE, 0, 2}
+#define OUTER      PLAIN(OUTER)
+#define OUTER_SR(source) \
+    {AS_OUTER, TILE_ROW, 16, SIGNS_STEP, ROUND_STOCHASTIC, 8, SOURCE_##source, 0, SELECT_NONE, 0, 2}
+#define HELD       PLAIN(HELD)
+#define HELD_SR    CELL(HELD,  ROW,    0,  FIXED, STOCHASTIC, TENSOR)
+#define HELD_W     CELL(HELD,  SQUARE, 0,  FIXED, NEAREST,    TENSOR)
+#define HELD_WT    CELL(HELD,  SQUARE, 0,  FIXED, NEAREST,    TRANSPOSED)
+#define INT4_RHT   CELL(INT4,  ROW,    16, FIXED, NEAREST,    TENSOR)
+#define INT4_SR    CELL(INT4,  ROW,    16, FIXED, STOCHASTIC, TENSOR)
 
 const Recipe recipes[] = {
     // name, summary, share of blocks kept in BF16, {fprop {x, w}, dgrad {dy, w}, wgrad {dy, x}}
@@ -54,6 +118,39 @@ const Recipe recipes[] = {
      {{{NV_ROW, NV_TILE}, {NV_ROW_SR, NV_TILE_T}, {NV_RHT_SR, NV_RHT}}}},
     {"fp8",   "8-bit floating point, E4M3 forward, E5M2 dY, one scale a tensor by its maximum", 0,
      {{{E4M3, E4M3}, {E5M2, E4M3_T}, {E5M2, E4M3}}}},
+    {"fp8_delayed", "as fp8, scaled by the maxima of up to 1024 earlier steps", 0,
+     {{{E4M3D, E4M3D}, {E5M2D, E4M3D_T}, {E5M2D, E4M3D}}}},
+    {"fp8_block", "E4M3 in blocks of 1x128, weights 128x128: the FP8 reference of arXiv:2509.25149",
+     0.03f, {{{BLOCK, BLOCK_W}, {BLOCK, BLOCK_WT}, {BLOCK, BLOCK}}}},
+    {"mxfp8", "E4M3 in blocks of 1x32 with scales that are powers of two", 0,
+     {{{MX8, MX8}, {MX8, MX8}, {MX8, MX8}}}},
+    {"mxfp4", "MXFP4 as arXiv:2509.25149 compares it: 32x32 weight tiles, Hadamard 32 on wgrad, "
+     "stochastic dY", 0.15f,
+     {{{MX_ROW, MX_TILE}, {MX_ROW_SR, MX_TILE_T}, {MX_RHT_SR, MX_RHT}}}},
+    {"fp4_all_the_way", "NVFP4 rows, stochastic dY and wgrad x, no Hadamard (arXiv:2505.19115)", 0,
+     {{{NV_ROW, NV_ROW}, {NV_ROW_SR, NV_ROW}, {NV_ROW_SR, NV_ROW_SR}}}},
+    {"fp4_all_the_way_encode", "the same, of which the encode multiplier is rounded, not the scale", 0,
+     {{{ENC, ENC}, {ENC_SR, ENC}, {ENC_SR, ENC_SR}}}},
+    {"quartet", "MXFP4, Hadamard 32, clipped forward, stochastic backward (arXiv:2505.14669)", 0,
+     {{{QUEST, QUEST}, {QUARTET(TENSOR), QUARTET(REQUANTIZED)},
+       {QUARTET(TENSOR), QUARTET(REQUANTIZED)}}}},
+    {"quartet2", "NVFP4, four-over-six forward, MS-EDEN backward (arXiv:2601.22813)", 0,
+     {{{SEL(ROW, 0, NEAREST, TENSOR), SEL(ROW, 0, NEAREST, TENSOR)},
+       {EDEN(TENSOR), EDEN(REQUANTIZED)}, {EDEN(TENSOR), EDEN(REQUANTIZED)}}}},
+    {"four_over_six", "nvfp4 with the better of two block scales (arXiv:2512.02010)", 0.15f,
+     {{{SEL(ROW, 0, NEAREST, TENSOR), SEL(SQUARE, 0, NEAREST, TENSOR)},
+       {SEL(ROW, 0, STOCHASTIC, TENSOR), SEL(SQUARE, 0, NEAREST, TRANSPOSED)},
+       {SEL(ROW, 16, STOCHASTIC, TENSOR), SEL(ROW, 16, NEAREST, TENSOR)}}}},
+    {"tetrajet2", "NVFP4 blocks, FP32 scales of 1x128 above, stochastic backward (arXiv:2510.27527)",
+     0,
+     {{{OUTER, OUTER}, {OUTER_SR(TENSOR), OUTER_SR(REQUANTIZED)},
+       {OUTER_SR(TENSOR), OUTER_SR(REQUANTIZED)}}}},
+    {"ufp4", "uniform 4-bit grid, FP32 block scales, Hadamard on all GEMMs (arXiv:2606.20381)", 0,
+     {{{INT4_RHT, INT4_RHT}, {INT4_SR, INT4_RHT}, {INT4_SR, INT4_RHT}}}},
+    {"ue5m3", "FP4 with UE5M3 block scales, tensor maxima held for 50 steps (arXiv:2609.02846)", 0,
+     {{{HELD, HELD_W}, {HELD_SR, HELD_WT}, {HELD_SR, HELD}}}},
+    {"mx_library", "MXFP4 with the semantics of the microxcaling library: floor, ties away", 0,
+     {{{MX_LIBRARY, MX_LIBRARY}, {MX_LIBRARY, MX_LIBRARY}, {MX_LIBRARY, MX_LIBRARY}}}},
 };
 // clang-format on
 const int num_recipes = ARRAY_LEN(recipes);
@@ -68,10 +165,43 @@ const Recipe *recipe_find(const char *name) {
 int recipe_is_quantized(const Recipe *recipe) {
     for (int g = 0; g < NUM_GEMMS; g++) {
         for (int s = 0; s < NUM_SIDES; s++) {
-            if (format_is_quantized(recipe->plan.cell[g][s].format)) return 1;
+            if (operand_is_quantized(&recipe->plan.cell[g][s])) return 1;
         }
     }
     return 0;
+}
+
+/* --- what a cell is --- */
+
+static int is_made_as(const Operand *o, FormatId format) {
+    const Operand *f = &formats[format].cell;
+    return o->elem == f->elem && o->scale == f->scale && o->block == f->block &&
+           o->outer == f->outer && o->scale_rule == f->scale_rule && o->zero_scale == f->zero_scale;
+}
+
+int operand_is_nvfp4(const Operand *o) {
+    return is_made_as(o, FORMAT_NVFP4) && o->amax != AMAX_NONE && o->source != SOURCE_VALUES;
+}
+
+int operand_is_plain_nvfp4(const Operand *o) {
+    int rounds = o->rounding == ROUND_NEAREST || o->rounding == ROUND_STOCHASTIC;
+    int transforms = !o->hadamard || (o->hadamard == 16 && o->signs != SIGNS_STEP);
+    return operand_is_nvfp4(o) && rounds && transforms && o->select == SELECT_NONE && !o->mask;
+}
+
+DType operand_values_dtype(const Operand *o) {
+    if (o->elem == DT_F32) return DT_F32;
+    if (!operand_has_blocks(o)) return DT_BF16;
+    int too_long =
+        o->scale == DT_F32 || o->scale == DT_E1M6 || o->outer || o->scale_rule == RULE_ENCODE;
+    return too_long ? DT_F32 : DT_BF16;
+}
+
+float operand_elem_max(const Operand *o) { return minifloat(o->elem).max; }
+
+float operand_top_scale(const Operand *o) {
+    if (!operand_has_blocks(o)) return 1.0f;
+    return o->top_scale ? (float)o->top_scale : minifloat(o->scale).max;
 }
 
 /* --- rules --- */
@@ -86,30 +216,56 @@ typedef struct {
     const char *key;
     size_t offset;
     const char *help;
-    Choice choices[5];
+    Choice choices[12];   // texts end the list
 } OperandField;
 // clang-format off
 #define FIELD(key) #key, offsetof(Operand, key)
 static const OperandField operand_fields[] = {
-    {FIELD(format), "number format of the operand",
-     {{"f32", FORMAT_F32}, {"bf16", FORMAT_BF16}, {"nvfp4", FORMAT_NVFP4},
-      {"e4m3", FORMAT_E4M3}, {"e5m2", FORMAT_E5M2}}},
-    {FIELD(tile), "what shares a scale: 1x16 along the contraction, or 16x16, of weights only",
+    {FIELD(format), "number format of the operand; sets elem to top_scale to what it stands for",
+     {{"f32", FORMAT_F32}, {"bf16", FORMAT_BF16}, {"nvfp4", FORMAT_NVFP4}, {"mxfp4", FORMAT_MXFP4},
+      {"mxfp8", FORMAT_MXFP8}, {"e4m3", FORMAT_E4M3}, {"e5m2", FORMAT_E5M2},
+      {"e4m3_block", FORMAT_E4M3_BLOCK}, {"ue5m3", FORMAT_UE5M3}, {"int4", FORMAT_INT4}}},
+    {FIELD(elem), "format of an element",
+     {{"e2m1", DT_E2M1}, {"e1m2", DT_E1M2}, {"e4m3", DT_E4M3}, {"e5m2", DT_E5M2}}},
+    {FIELD(scale), "format of block scales; sets scale_rule, amax and top_scale to what is usual",
+     {{"e4m3", DT_E4M3}, {"e8m0", DT_E8M0}, {"ue5m3", DT_UE5M3}, {"f32", DT_F32}, {"e1m6", DT_E1M6},
+      {"e2m5", DT_E2M5}, {"e3m4", DT_E3M4}, {"e5m2", DT_E5M2}, {"e6m1", DT_E6M1}}},
+    {FIELD(block), "elements that share a block scale",
+     {{"8", 8}, {"16", 16}, {"32", 32}, {"64", 64}, {"128", 128}}},
+    {FIELD(outer), "elements that share an FP32 scale above the block scales",
+     {{"0", 0}, {"128", 128}}},
+    {FIELD(scale_rule), "how a block's maximum becomes its scale; floor to quest: of e8m0",
+     {{"nearest", RULE_NEAREST}, {"floor", RULE_FLOOR}, {"ceil", RULE_CEIL}, {"even", RULE_EVEN},
+      {"quest", RULE_QUEST}, {"encode", RULE_ENCODE}}},
+    {FIELD(amax), "where the tensor's FP32 scale comes from",
+     {{"none", AMAX_NONE}, {"current", AMAX_CURRENT}, {"delayed", AMAX_DELAYED},
+      {"held", AMAX_HELD}}},
+    {FIELD(zero_scale), "what stands for a block scale that rounds to zero",
+     {{"keep", ZERO_KEEP}, {"one", ZERO_ONE}, {"least", ZERO_LEAST}}},
+    {FIELD(top_scale), "block scale that the tensor's maximum gets; max: the largest there is",
+     {{"max", 0}, {"448", 448}, {"256", 256}, {"240", 240}, {"2048", 2048}}},
+    {FIELD(tile), "what shares a scale: a row along the contraction, or a square, of weights only",
      {{"row", TILE_ROW}, {"square", TILE_SQUARE}}},
     {FIELD(hadamard), "size of the transform before quantising; the same on both operands",
-     {{"0", 0}, {"16", 16}}},
-    {FIELD(signs), "of that transform: the fixed sign vector, or all +",
-     {{"fixed", SIGNS_FIXED}, {"none", SIGNS_NONE}}},
-    {FIELD(rounding), "to nearest even, or up with a probability that keeps the mean",
-     {{"nearest", ROUND_NEAREST}, {"stochastic", ROUND_STOCHASTIC}}},
+     {{"0", 0}, {"4", 4}, {"8", 8}, {"16", 16}, {"32", 32}, {"64", 64}, {"128", 128}}},
+    {FIELD(signs), "of that transform: one fixed vector, all +, or drawn for each step and GEMM",
+     {{"fixed", SIGNS_FIXED}, {"none", SIGNS_NONE}, {"step", SIGNS_STEP}}},
+    {FIELD(rounding), "to nearest (ties to even, or away from zero), up with a probability that "
+     "keeps the mean, or MS-EDEN",
+     {{"nearest", ROUND_NEAREST}, {"stochastic", ROUND_STOCHASTIC}, {"away", ROUND_AWAY},
+      {"eden", ROUND_EDEN}}},
     {FIELD(dither_bits), "random bits a value in stochastic rounding",
      {{"8", 8}, {"16", 16}, {"24", 24}}},
-    {FIELD(source), "of dgrad's w: quantised anew, or fprop's codes read the other way",
-     {{"tensor", SOURCE_TENSOR}, {"transposed", SOURCE_TRANSPOSED}}},
-    {FIELD(headroom), "1: block scales 17/16 larger, so that stochastic rounding never clips",
+    {FIELD(source), "of dgrad's w and wgrad's x: the tensor, fprop's codes or values read the "
+     "other way, or quantised again from those",
+     {{"tensor", SOURCE_TENSOR}, {"transposed", SOURCE_TRANSPOSED}, {"values", SOURCE_VALUES},
+      {"requantized", SOURCE_REQUANTIZED}}},
+    {FIELD(headroom), "1: block scales 17/16 (powers of two: 4/3) larger, so that stochastic "
+     "rounding never clips",
      {{"0", 0}, {"1", 1}}},
-    {FIELD(top_scale), "block scale that the tensor's maximum gets",
-     {{"448", 448}, {"256", 256}}},
+    {FIELD(select), "four-over-six: the better of two block scales, by squared or absolute error",
+     {{"none", SELECT_NONE}, {"mse", SELECT_MSE}, {"mae", SELECT_MAE}}},
+    {FIELD(mask), "of fprop: 1: elements that clipped pass no gradient", {{"0", 0}, {"1", 1}}},
     {FIELD(arithmetic), "of block scales: 2 as TransformerEngine has it, 1 as the paper has it",
      {{"2", 2}, {"1", 1}}},
 };
@@ -120,7 +276,27 @@ static int *operand_field(Operand *o, int i) {
     return (int *)((char *)o + operand_fields[i].offset);
 }
 
-static char message[512];   // what rule_set and recipe_error return
+const char *operand_difference(const Operand *a, const Operand *b) {
+    Operand left = *a, right = *b;
+    left.source = right.source;
+    for (int i = 0; i < ARRAY_LEN(operand_fields); i++)
+        if (*operand_field(&left, i) != *operand_field(&right, i)) return operand_fields[i].key;
+    return NULL;
+}
+
+const char *operand_field_text(const Operand *o, const char *key) {
+    Operand cell = *o;
+    for (int i = 0; i < ARRAY_LEN(operand_fields); i++) {
+        const OperandField *field = &operand_fields[i];
+        if (strcmp(key, field->key) != 0) continue;
+        for (int c = 0; c < ARRAY_LEN(field->choices) && field->choices[c].text; c++)
+            if (field->choices[c].value == *operand_field(&cell, i)) return field->choices[c].text;
+    }
+    CHECK(0, "no field \"%s\"", key);
+    return NULL;
+}
+
+static char message[1024];   // what rule_set and rule_error return
 
 static const char *choices_message(const char *key, const char *value, const Choice *choices,
                                    int count) {
@@ -142,9 +318,11 @@ Rule rule_default(void) {
 }
 
 const char *rule_keys(void) {
-    return "layers, gemm, operand, recipe, format, tile, hadamard, signs, rounding, dither_bits, "
-           "source, "
-           "headroom, top_scale, arithmetic";
+    static char keys[512];
+    int at = 0;
+    for (int i = 0; rule_key(i); i++)
+        at += snprintf(keys + at, sizeof(keys) - at, "%s%s", i ? ", " : "", rule_key(i));
+    return keys;
 }
 
 static const char *rule_set_gemm(Rule *rule, const char *value) {
@@ -267,21 +445,18 @@ static const char *gemms_text(unsigned gemms) {
     return NULL;
 }
 
+static int sets_field(const Rule *rule, const char *key) {
+    for (int i = 0; i < ARRAY_LEN(operand_fields); i++)
+        if (strcmp(operand_fields[i].key, key) == 0) return rule->set >> i & 1u;
+    return 0;
+}
+
 const char *rule_get(const Rule *rule, const char *key) {
     if (strcmp(key, "layers") == 0) return rule->layers;
     if (strcmp(key, "gemm") == 0) return gemms_text(rule->gemms);
     if (strcmp(key, "operand") == 0) return strcmp(rule->operand, "*") ? rule->operand : NULL;
     if (strcmp(key, "recipe") == 0) return rule->recipe ? rule->recipe->name : NULL;
-    Operand fields = rule->fields;
-    for (int i = 0; i < ARRAY_LEN(operand_fields); i++) {
-        const OperandField *field = &operand_fields[i];
-        if (strcmp(key, field->key) != 0 || !(rule->set >> i & 1u)) continue;
-        for (int c = 0; c < ARRAY_LEN(field->choices) && field->choices[c].text; c++) {
-            if (field->choices[c].value == *operand_field(&fields, i))
-                return field->choices[c].text;
-        }
-    }
-    return NULL;
+    return sets_field(rule, key) ? operand_field_text(&rule->fields, key) : NULL;
 }
 
 /* One segment between dots: "*", "10-11" against a number, or the same text. */
@@ -336,16 +511,35 @@ const char *rule_error(const Rule *rule) {
     return message;
 }
 
+/* A new scale format brings its usual rule, and a tensor scale where its range asks for one. */
+static void take_usual_scaling(Operand *cell, DType scale) {
+    int has_range = scale == DT_E8M0 || scale == DT_F32;
+    cell->scale_rule = scale == DT_E8M0 ? RULE_CEIL : RULE_NEAREST;
+    cell->amax = has_range ? AMAX_NONE : AMAX_CURRENT;
+    cell->top_scale = 0;
+}
+
+/* A rule's format and scale come first, so that its other fields change what these stand for. */
+static void overwrite_fields(Operand *cell, const Rule *rule) {
+    Operand fields = rule->fields;
+    if (sets_field(rule, "format")) {
+        Operand made = formats[fields.format].cell;
+        memcpy(&made.tile, &cell->tile, sizeof(made) - offsetof(Operand, tile));
+        *cell = made;
+    }
+    if (sets_field(rule, "scale")) take_usual_scaling(cell, fields.scale);
+    for (int i = 0; i < ARRAY_LEN(operand_fields); i++) {
+        if (rule->set >> i & 1u) *operand_field(cell, i) = *operand_field(&fields, i);
+    }
+}
+
 static void rule_apply(const Rule *rule, LinearPlan *plan) {
     for (int g = 0; g < NUM_GEMMS; g++) {
         for (int s = 0; s < NUM_SIDES; s++) {
             if (!rule_takes(rule, (GemmKind)g, (Side)s)) continue;
             Operand *cell = &plan->cell[g][s];
             if (rule->recipe) *cell = rule->recipe->plan.cell[g][s];
-            Operand fields = rule->fields;
-            for (int i = 0; i < ARRAY_LEN(operand_fields); i++) {
-                if (rule->set >> i & 1u) *operand_field(cell, i) = *operand_field(&fields, i);
-            }
+            overwrite_fields(cell, rule);
         }
     }
 }
@@ -357,138 +551,4 @@ LinearPlan recipe_resolve(const Recipe *base, const Rule *rules, int num_rules,
         if (rule_matches(&rules[i], linear_name)) rule_apply(&rules[i], &plan);
     }
     return plan;
-}
-
-/* --- refusals --- */
-
-static const char *size_message(const char *what, int64_t size, int multiple, const char *why) {
-    int64_t below = size / multiple * multiple, above = below + multiple;
-    int at = snprintf(message, sizeof(message),
-                      "%s is %lld, but %s must be a multiple of %d; "
-                      "nearest: ",
-                      what, (long long)size, why, multiple);
-    if (below > 0) {
-        at += snprintf(message + at, sizeof(message) - at, "%lld or ", (long long)below);
-    }
-    snprintf(message + at, sizeof(message) - at, "%lld", (long long)above);
-    return message;
-}
-
-/* Codes that are taken over from fprop.w are what that cell made: dgrad.w may not claim otherwise.
-   Square tiles, which a Hadamard transform never has, are the same in both directions, and so is
-   what has no blocks. */
-static const char *transposed_error(const LinearPlan *plan, GemmKind g, Side s) {
-    const Operand *w = &plan->cell[GEMM_FPROP][SIDE_B];
-    Operand o = plan->cell[g][s], fprop = *w;
-    if (g != GEMM_DGRAD || s != SIDE_B) {
-        snprintf(message, sizeof(message),
-                 "%s.%s: source transposed is for dgrad.w alone; set source to tensor",
-                 gemm_names[g], operand_names[g][s]);
-        return message;
-    }
-    fprop.source = o.source;
-    int i = 0, num_fields = ARRAY_LEN(operand_fields);
-    while (i < num_fields && *operand_field(&o, i) == *operand_field(&fprop, i)) i++;
-    if (i == num_fields && (w->tile == TILE_SQUARE || !format_has_blocks(w->format))) return NULL;
-    snprintf(message, sizeof(message),
-             "dgrad.w: source transposed shares the codes of fprop.w, %s%s%s; change both alike "
-             "(gemm \"*\", operand \"w\"), or set precision.dgrad.w.source=tensor",
-             i < num_fields ? "but its " : "which wants square tiles",
-             i < num_fields ? operand_fields[i].key : "", i < num_fields ? " is another" : "");
-    return message;
-}
-
-/* What needs blocks of 16 along the contraction. */
-static const char *blockless_error(const Operand *o, const char *gemm, const char *operand) {
-    int stochastic = o->rounding == ROUND_STOCHASTIC;
-    if (!o->hadamard && !stochastic) return NULL;
-    snprintf(message, sizeof(message), "%s.%s: %s has no %s; set precision.%s.%s.%s", gemm, operand,
-             formats[o->format].name, o->hadamard ? "Hadamard transform" : "stochastic rounding",
-             gemm, operand, o->hadamard ? "hadamard=0" : "rounding=nearest");
-    return message;
-}
-
-static const char *cell_error(const LinearPlan *plan, GemmKind g, Side s) {
-    const Operand *o = &plan->cell[g][s];
-    const char *gemm = gemm_names[g], *operand = operand_names[g][s];
-    if (!format_is_quantized(o->format)) return NULL;
-    if (o->source == SOURCE_TRANSPOSED) return transposed_error(plan, g, s);
-    if (!format_has_blocks(o->format)) return blockless_error(o, gemm, operand);
-    if (o->tile == TILE_SQUARE && (o->hadamard || strcmp(operand, "w") != 0)) {
-        snprintf(message, sizeof(message), "%s.%s: square tiles are for weights without Hadamard",
-                 gemm, operand);
-        return message;
-    }
-    return NULL;
-}
-
-static const char *pair_error(const LinearPlan *plan, GemmKind g) {
-    const Operand *a = &plan->cell[g][SIDE_A], *b = &plan->cell[g][SIDE_B];
-    int a_is_f32 = a->format == FORMAT_F32, b_is_f32 = b->format == FORMAT_F32;
-    if (a_is_f32 != b_is_f32) {
-        snprintf(message, sizeof(message), "%s: one operand is f32 and the other is not",
-                 gemm_names[g]);
-        return message;
-    }
-    int a_size = format_is_quantized(a->format) ? a->hadamard : 0;
-    int b_size = format_is_quantized(b->format) ? b->hadamard : 0;
-    if (a_size != b_size || (a_size && a->signs != b->signs)) {
-        snprintf(message, sizeof(message),
-                 "%s: the Hadamard transform must be the same on both operands (size %d and "
-                 "%d), or the product changes; the rule {\"gemm\": \"%s\", %s} sets both",
-                 gemm_names[g], a_size, b_size, gemm_names[g],
-                 a_size != b_size ? "\"hadamard\": 0" : "\"signs\": \"fixed\"");
-        return message;
-    }
-    int both_have_blocks = format_has_blocks(a->format) && format_has_blocks(b->format);
-    if (both_have_blocks && formats[a->format].block != formats[b->format].block) {
-        snprintf(message, sizeof(message), "%s: block sizes differ, %d and %d", gemm_names[g],
-                 formats[a->format].block, formats[b->format].block);
-        return message;
-    }
-    return NULL;
-}
-
-const char *recipe_error(const LinearPlan *plan, int in_features, int out_features,
-                         int64_t tokens) {
-    int quantized = 0;
-    for (int g = 0; g < NUM_GEMMS; g++) {
-        const char *error = pair_error(plan, (GemmKind)g);
-        if (error) return error;
-        for (int s = 0; s < NUM_SIDES; s++) {
-            error = cell_error(plan, (GemmKind)g, (Side)s);
-            if (error) return error;
-            quantized |= format_is_quantized(plan->cell[g][s].format);
-        }
-    }
-    if (!quantized) return NULL;
-    if (in_features % 32)
-        return size_message("in-features", in_features, 32, "a quantised linear's in-features");
-    if (out_features % 32)
-        return size_message("out-features", out_features, 32, "a quantised linear's out-features");
-    if (tokens % 32)
-        return size_message("batch.micro x batch.seq_len", tokens, 32, "tokens per micro-step");
-    return NULL;
-}
-
-const char *operand_describe(const Operand *o, char *buffer, int size) {
-    const Format *f = &formats[o->format];
-    int at = snprintf(buffer, size, "%s", f->name);
-    if (f->block)
-        at += snprintf(buffer + at, size - at, " %dx%d", o->tile == TILE_SQUARE ? f->block : 1,
-                       f->block);
-    if (format_is_quantized(o->format) && o->source == SOURCE_TRANSPOSED)
-        at += snprintf(buffer + at, size - at, "T");
-    if (!f->block) return buffer;
-    if (o->hadamard) {
-        at += snprintf(buffer + at, size - at, " %s%d", o->signs == SIGNS_FIXED ? "rht" : "ht",
-                       o->hadamard);
-    }
-    if (o->rounding == ROUND_STOCHASTIC)
-        at += snprintf(buffer + at, size - at, " sr%d", o->dither_bits);
-    if (o->headroom) at += snprintf(buffer + at, size - at, " headroom");
-    if (o->top_scale != (int)f->scale_max)
-        at += snprintf(buffer + at, size - at, " top%d", o->top_scale);
-    if (o->arithmetic == 1) snprintf(buffer + at, size - at, " v1");
-    return buffer;
 }

@@ -9,7 +9,7 @@ tests a recipe or a format by name.
   dgrad   dX = dY W          out-features  dy  (N,OC)     w   (C,OC), that is W^T
   wgrad   dW = dY^T X        tokens        dy  (OC,N)     x   (C,N)
 
-  source  arXiv:2509.25149 section 4 (nvfp4); dev/NUMERICS.md 5a, 5d (fp8)
+  source  dev/NUMERICS.md 5, which names each recipe's paper
 */
 #ifndef LLMC_RECIPE_H
 #define LLMC_RECIPE_H
@@ -29,56 +29,101 @@ typedef enum {
     FORMAT_F32,
     FORMAT_BF16,
     FORMAT_NVFP4,
+    FORMAT_MXFP4,
+    FORMAT_MXFP8,
     FORMAT_E4M3,
     FORMAT_E5M2,
+    FORMAT_E4M3_BLOCK,
+    FORMAT_UE5M3,
+    FORMAT_INT4,
     NUM_FORMATS
 } FormatId;
-typedef struct {
-    const char *name;
-    DType elem;           // what one element is
-    DType scale;          // what one block scale is; meaningless when block is 0
-    int block;            // elements that share a block scale; 0: there is none
-    int tensor_scale;     // 1: an FP32 scale per tensor, from its amax, goes into the GEMM's alpha
-    float elem_max;       // largest element magnitude
-    float scale_max;      // largest block scale
-} Format;
-extern const Format formats[NUM_FORMATS];
-static inline int format_has_blocks(FormatId f) { return formats[f].block > 0; }
-static inline int format_is_quantized(FormatId f) {
-    return format_has_blocks(f) || formats[f].tensor_scale;
-}
-/* Elements of 8 bits with a scale for the tensor alone. */
-static inline int format_is_fp8(FormatId f) {
-    return formats[f].tensor_scale && !format_has_blocks(f);
-}
 
 // 1 x block along the contraction, or block x block
 typedef enum { TILE_ROW, TILE_SQUARE } Tile;
-typedef enum { ROUND_NEAREST, ROUND_STOCHASTIC } Rounding;
-// of the Hadamard transform: mask 0xD7E8, or all +
-typedef enum { SIGNS_FIXED, SIGNS_NONE } Signs;
+/* How a block's maximum becomes its scale; the formulas are in ops/cell.h. */
+typedef enum {
+    RULE_NEAREST,         // maximum / largest element, rounded to nearest in the scale's format
+    RULE_FLOOR,           // the power of two below: the maximum may clip (OCP MX)
+    RULE_CEIL,            // the power of two above: nothing clips
+    RULE_EVEN,            // the nearer one, of the maximum rounded to one mantissa bit
+    RULE_QUEST,           // the power of two below a multiple of the block's standard deviation
+    RULE_ENCODE           // the multiplier of the elements is what is rounded, not the scale
+} ScaleRule;
+typedef enum { AMAX_NONE, AMAX_CURRENT, AMAX_DELAYED, AMAX_HELD } AmaxRule;
+// what stands for a block scale that rounds to zero
+typedef enum { ZERO_KEEP, ZERO_ONE, ZERO_LEAST } ZeroScale;
+typedef enum {
+    ROUND_NEAREST,        // ties to even
+    ROUND_STOCHASTIC,
+    ROUND_AWAY,           // to nearest, ties away from zero
+    ROUND_EDEN            // elements to nearest, the corrected block scale stochastically (MS-EDEN)
+} Rounding;
+// of the Hadamard transform: one vector for all, all +, or drawn for each step and GEMM
+typedef enum { SIGNS_FIXED, SIGNS_NONE, SIGNS_STEP } Signs;
+typedef enum { SELECT_NONE, SELECT_MSE, SELECT_MAE } Select;   // four-over-six, by which error
 typedef enum {
     SOURCE_TENSOR,        // quantised from the high-precision tensor along this GEMM's contraction
-    SOURCE_TRANSPOSED     // dgrad w only: the transposed codes of fprop w
+    SOURCE_TRANSPOSED,    // dgrad w: the transposed codes of fprop w, whose tiles are square
+    SOURCE_VALUES,        // dgrad w, wgrad x: the decoded values of fprop's operand as they are
+    SOURCE_REQUANTIZED    // dgrad w, wgrad x: quantised from those decoded values, in bf16
 } Source;
 
-/* One cell. Fields after `format` mean nothing for a format that is not quantised; of a quantised
-   one without blocks only `source` does, for it is rounded to nearest as it is, so that its codes
-   are the same in both directions. */
+/* One cell. Fields after `format` mean nothing for a format that is not quantised. Choosing a
+   format sets all fields up to `zero_scale` and `top_scale` to its row of `formats`; a rule may then
+   change single ones. */
 typedef struct {
     FormatId format;
+    DType elem;           // what one element is
+    DType scale;          // what one block scale is; meaningless when block is 0
+    int block;            // elements that share a block scale; 0: there is none
+    int outer;            // elements that share an FP32 scale above it, or 0
+    ScaleRule scale_rule;
+    AmaxRule amax;        // where the tensor's FP32 scale comes from, which is part of alpha
+    ZeroScale zero_scale;
+    // block scale that the tensor's maximum maps to; 0: the largest of the scale's format
+    int top_scale;
     Tile tile;
-    int hadamard;         // 0, or the size of the transform along the contraction (16)
+    int hadamard;         // 0, or the size of the transform along the contraction
     Signs signs;
     Rounding rounding;
     int dither_bits;      // 8, 16 or 24: random bits a value (stochastic rounding)
     Source source;
-    // 1: block scale for a maximum of 6 * 16/17, so that stochastic rounding never clips
+    // 1: scales leave room so that stochastic rounding never clips: 17/16 of nearest, 4/3 of floor
     int headroom;
-    int top_scale;        // block scale code that the tensor maximum maps to: 448 or 256
+    Select select;
+    int mask;             // fprop: 1: gradients of elements that clipped are zero
     // 2: amax_b * (S_enc * f32(1/6)); 1: (amax_b / 6) * S_enc (dev/NUMERICS.md 2.2)
     int arithmetic;
 } Operand;
+
+typedef struct {
+    const char *name;
+    Operand cell;         // the fields that the format stands for; of the others what is usual
+} Format;
+extern const Format formats[NUM_FORMATS];
+static inline int format_has_blocks(FormatId f) { return formats[f].cell.block > 0; }
+/* Elements of 8 bits with a scale for the tensor alone. */
+static inline int format_is_fp8(FormatId f) {
+    return formats[f].cell.block == 0 && formats[f].cell.amax != AMAX_NONE;
+}
+static inline int operand_has_blocks(const Operand *o) { return o->block > 0; }
+static inline int operand_is_quantized(const Operand *o) {
+    return o->block > 0 || o->amax != AMAX_NONE;
+}
+static inline int operand_is_fp8(const Operand *o) {
+    return o->block == 0 && o->amax != AMAX_NONE;
+}
+/* Blocks of 16 that NVFP4 GEMMs read as they are: E2M1 elements, E4M3 scales, a tensor's scale. */
+int operand_is_nvfp4(const Operand *o);
+/* 1 for a cell that ops/nvfp4.h computes: NVFP4 with at most a transform of 16 with the same signs
+   always, no selection, rounded to nearest or stochastically. */
+int operand_is_plain_nvfp4(const Operand *o);
+/* bf16 where it holds every decoded value of the cell exactly, else f32. */
+DType operand_values_dtype(const Operand *o);
+/* Largest element, and the block scale that the tensor's maximum gets. */
+float operand_elem_max(const Operand *o);
+float operand_top_scale(const Operand *o);
 
 typedef struct { Operand cell[NUM_GEMMS][NUM_SIDES]; } LinearPlan;
 
@@ -129,7 +174,12 @@ LinearPlan recipe_resolve(const Recipe *base, const Rule *rules, int num_rules,
    Hadamard sizes that differ across a GEMM, a source that does not exist, a dimension that does not
    fit (nearest valid values named). tokens = rows of one micro-batch. */
 const char *recipe_error(const LinearPlan *plan, int in_features, int out_features, int64_t tokens);
-/* "bf16", "e4m3", "nvfp4 1x16 rht16 sr8", "nvfp4 16x16T": T for the transposed codes of fprop. */
+/* Key of the first field other than source in which two cells differ, or NULL. */
+const char *operand_difference(const Operand *a, const Operand *b);
+/* The text that sets a field as the cell has it. */
+const char *operand_field_text(const Operand *o, const char *key);
+/* "bf16", "e4m3", "nvfp4 1x16 rht16 sr8", "nvfp4 16x16T": T for the transposed codes of fprop, = for
+   its values, Q for what is quantised again from them. */
 const char *operand_describe(const Operand *o, char *buffer, int size);
 
 #ifdef __cplusplus

@@ -68,6 +68,7 @@ RNG_HD uint32_t rng_quantize_tag(uint32_t linear_id, uint32_t gemm, uint32_t ope
 #define RNG_STREAM_INIT    0x80000000u   // + parameter index: initial weights
 #define RNG_STREAM_DATA    0x81000000u   // + source index: order of sequences
 #define RNG_STREAM_SAMPLE  0x82000000u   // token sampling
+#define RNG_STREAM_SIGNS   0x83000000u   // | a quantiser's tag >> 4: signs of one GEMM's transform
 
 /* Uniform in [0, 1) with 24 bits. */
 RNG_HD float rng_uniform(uint32_t bits) { return (float)(bits >> 8) * (1.0f / 16777216.0f); }

@@ -138,11 +138,10 @@ static void *begin_bench(Bench *b, Selftest *t, const Subject *s, size_t *bytes)
 
 /* One operand's decode scale, from its cell and not from what the product reads. */
 static double decode_scale(const Bench *b, const Operand *cell, const QOperand *q) {
-    if (!formats[cell->format].tensor_scale) return 1.0;
+    if (cell->amax == AMAX_NONE) return 1.0;
     float amax;
     b->t->device->download(b->t->device, &amax, q->amax, sizeof(amax));
-    double top = format_has_blocks(cell->format) ? cell->top_scale : 1;
-    return amax / (formats[cell->format].elem_max * top);
+    return amax / ((double)operand_elem_max(cell) * operand_top_scale(cell));
 }
 
 /* Which rows of d, or of an operand: the first, the last, and others. */

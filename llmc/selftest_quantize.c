@@ -65,7 +65,7 @@ static QOperand operand_new(Device *d, Wanted w, const Made *m, OperandForm form
     q.rows = m->rows;
     q.k = m->k;
     q.k_contiguous = form == FORM_PACKED || !w.token;
-    q.dequant_mult = 1.0f / (E2M1_MAX * (float)w.how.top_scale);
+    q.dequant_div = E2M1_MAX * (float)w.how.top_scale;
     q.amax = (float *)new_filled(d, sizeof(float));
     q.data = new_filled(d, form == FORM_PACKED ? quantize_packed_bytes(q.rows, q.k)
                                                : dtype_bytes(DT_BF16, q.rows * q.k));

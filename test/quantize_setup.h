@@ -62,22 +62,12 @@ static inline Tensor setup_tensor(DType dtype, int64_t rows, int64_t cols, Fill 
 // --- cells ---
 
 static inline Operand nvfp4_cell(void) {
-    Operand o;
-    memset(&o, 0, sizeof(o));
-    o.format = FORMAT_NVFP4;
-    o.tile = TILE_ROW;
-    o.rounding = ROUND_NEAREST;
-    o.dither_bits = 8;
-    o.top_scale = 448;
-    o.arithmetic = 2;
-    return o;
+    return formats[FORMAT_NVFP4].cell;
 }
 
 /* Of a format without blocks. */
 static inline Operand fp8_cell(FormatId format) {
-    Operand o = nvfp4_cell();
-    o.format = format;
-    return o;
+    return formats[format].cell;
 }
 
 /* Every combination of the options of a cell. */
@@ -115,7 +105,7 @@ static inline QOperand setup_operand(OperandForm form, Operand how, int64_t rows
     o.form = form;
     o.format = how.format;
     o.dtype = DT_BF16;
-    o.dequant_mult = quantize_dequant_mult(&how);
+    o.dequant_div = quantize_dequant_div(&how);
     o.rows = rows;
     o.k = k;
     o.k_contiguous = form == FORM_PACKED || !token;

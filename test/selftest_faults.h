@@ -89,7 +89,7 @@ static inline void quantize_without_draws(Device *d, QOperand *row, const Quanti
 static inline void gemm_twice_alpha(Device *d, Tensor out, const QOperand *a, const QOperand *b,
                                     GemmEpilogue epilogue) {
     QOperand doubled = *a;
-    if (a->amax) doubled.dequant_mult *= 2;
+    if (a->amax) doubled.dequant_div /= 2;
     (a->form == FORM_PACKED ? sound->gemm_mma : sound->gemm)(d, out, &doubled, b, epilogue);
 }
 

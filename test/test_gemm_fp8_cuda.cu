@@ -72,7 +72,7 @@ static void expected(Problem *p) {
     decode_all(a, &p->a);
     decode_all(b, &p->b);
     double alpha =
-        (double)p->a.amax[0] * p->a.row.dequant_mult * p->b.amax[0] * p->b.row.dequant_mult;
+        (double)p->a.amax[0] / p->a.row.dequant_div * p->b.amax[0] / p->b.row.dequant_div;
     for (int64_t i = 0; i < c->m * c->n; i++) {
         double sum = 0;
         const double *left = a + i / c->n * c->k, *right = b + i % c->n * c->k;

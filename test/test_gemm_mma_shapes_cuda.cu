@@ -48,7 +48,7 @@ static QOperand gpu_operand(OperandForm form, int64_t rows, int64_t k, float *am
     q.k = k;
     q.k_contiguous = 1;
     q.amax = amax;
-    q.dequant_mult = 1.0f / (6.0f * 448.0f);
+    q.dequant_div = 6.0f * 448.0f;
     int packed = form == FORM_PACKED;
     q.data = gpu_alloc(packed ? quantize_packed_bytes(rows, k) : dtype_bytes(DT_BF16, rows * k));
     if (packed) q.scales = (uint8_t *)gpu_alloc(quantize_scales_bytes(rows, k));

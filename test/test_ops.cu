@@ -440,7 +440,7 @@ static QOperand gemm_operand(Tensor values, int k_contiguous, Tensor amax, int s
     if (!scaled) return q;
     q.format = FORMAT_NVFP4;
     q.amax = (float *)amax.data;
-    q.dequant_mult = 1.0f / (6.0f * 448.0f);
+    q.dequant_div = 6.0f * 448.0f;
     return q;
 }
 

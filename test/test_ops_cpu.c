@@ -469,7 +469,7 @@ static void expect_product(GemmCase g, float *a_amax, float *b_amax) {
     QOperand b_operand = operand_from_tensor(b, FORMAT_BF16, g.b_k_contiguous);
     a_operand.amax = a_amax;
     b_operand.amax = b_amax;
-    a_operand.dequant_mult = b_operand.dequant_mult = 1.0f / (6.0f * 448.0f);
+    a_operand.dequant_div = b_operand.dequant_div = 6.0f * 448.0f;
     double alpha = (a_amax ? *a_amax / 2688.0 : 1.0) * (b_amax ? *b_amax / 2688.0 : 1.0);
     double *want = case_doubles(g.m * g.n);
     for (int64_t i = 0; i < g.m * g.n; i++) {

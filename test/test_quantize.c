@@ -584,13 +584,13 @@ CASE(grid_values_pass_unchanged) {
 }
 
 CASE(alpha_multipliers) {
-    QOperand a = {.amax = &(float){1}, .dequant_mult = 1.0f / 2688}, b = a,
-             plain = {.dequant_mult = 1};
+    QOperand a = {.amax = &(float){1}, .dequant_div = 2688}, b = a,
+             plain = {.dequant_div = 1};
     EXPECT_HEX(operand_alpha_mult(&a, &b), 0x34149B93);
     EXPECT_HEX(4.25f * 25.5f * operand_alpha_mult(&a, &b), 0x377BA571);
     EXPECT_HEX(operand_alpha_mult(&a, &plain), 0x39C30C31);
     EXPECT_HEX(operand_alpha_mult(&plain, &plain), 0x3F800000);
-    b.dequant_mult = 1.0f / 1536;
+    b.dequant_div = 1536;
     EXPECT(operand_alpha_mult(&a, &b) == 1.0f / (2688.0f * 1536.0f), "mixed tops");
 }
 

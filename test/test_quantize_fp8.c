@@ -23,7 +23,7 @@ static float decode(FormatId f, uint8_t code) {
 // --- scales ---
 
 static float scale_of(FormatId f, float amax) {
-    return fp8_scale(fp8_format(formats[f].elem), amax);
+    return fp8_scale(fp8_format(formats[f].cell.elem), amax);
 }
 
 CASE(known_scales) {
@@ -37,21 +37,20 @@ CASE(known_scales) {
         EXPECT(scale_of(f, 1e-37f) == FLT_MAX && scale_of(f, 0x1p-149f) == FLT_MAX, "%s",
                formats[f].name);
         for (int e = -126; e < 112; e++)
-            EXPECT(scale_of(f, ldexpf(formats[f].elem_max, e)) == ldexpf(1, -e), "%s, 2^%d",
-                   formats[f].name, e);
+            EXPECT(scale_of(f, ldexpf(operand_elem_max(&formats[f].cell), e)) == ldexpf(1, -e),
+                   "%s, 2^%d", formats[f].name, e);
     }
 }
 
 CASE(decode_scales_and_alpha) {
     Operand e4m3 = fp8_cell(FORMAT_E4M3), e5m2 = fp8_cell(FORMAT_E5M2), nvfp4 = nvfp4_cell();
-    EXPECT(quantize_dequant_mult(&e4m3) == 1.0f / 448 &&
-               quantize_dequant_mult(&e5m2) == 1.0f / 57344,
+    EXPECT(quantize_dequant_div(&e4m3) == 448 && quantize_dequant_div(&e5m2) == 57344,
            "of formats without blocks top_scale means nothing");
-    EXPECT(quantize_dequant_mult(&nvfp4) == 1.0f / 2688, "6 * 448");
+    EXPECT(quantize_dequant_div(&nvfp4) == 2688, "6 * 448");
     float one = 1;
-    QOperand a = {.amax = &one, .dequant_mult = quantize_dequant_mult(&e4m3)};
-    QOperand b = {.amax = &one, .dequant_mult = quantize_dequant_mult(&e5m2)};
-    QOperand c = {.amax = &one, .dequant_mult = quantize_dequant_mult(&nvfp4)};
+    QOperand a = {.amax = &one, .dequant_div = quantize_dequant_div(&e4m3)};
+    QOperand b = {.amax = &one, .dequant_div = quantize_dequant_div(&e5m2)};
+    QOperand c = {.amax = &one, .dequant_div = quantize_dequant_div(&nvfp4)};
     EXPECT(operand_alpha_mult(&a, &b) == 1.0f / (448.0f * 57344.0f), "e4m3 by e5m2");
     EXPECT(operand_alpha_mult(&b, &c) == 1.0f / (57344.0f * 2688.0f), "e5m2 by nvfp4");
 }
@@ -72,7 +71,7 @@ static uint8_t search(FormatId f, float y) {
 }
 
 static void expect_rounded(FormatId f, float y) {
-    Fp8Format format = fp8_format(formats[f].elem);
+    Fp8Format format = fp8_format(formats[f].cell.elem);
     EXPECT_EQ_I64(fp8_code(format, y), encode(f, y), "%s of %a", formats[f].name, y);
     EXPECT_EQ_I64(fp8_value(format, y), bf16_from_f32(decode(f, encode(f, y))), "%s of %a",
                   formats[f].name, y);
@@ -156,7 +155,7 @@ CASE(decoded_values_are_near_what_they_were) {
         Setup s;
         setup_make(&s, x, FORM_PACKED, fp8_cell(both_formats[i]), fp8_cell(both_formats[i]));
         setup_run(&s);
-        double mult = (double)s.amax[0] * s.row.dequant_mult, least = i ? 0x1p-14 : 0x1p-6;
+        double mult = (double)s.amax[0] / s.row.dequant_div, least = i ? 0x1p-14 : 0x1p-6;
         for (int64_t at = 0; at < 64 * 64; at++) {
             double v = bf16_to_f32(((bf16_t *)x.data)[at]);
             double got = quantize_decode(&s.row, at / 64, at % 64) * mult;
@@ -256,7 +255,7 @@ CASE(arguments_that_are_refused) {
     EXPECT_ABORTS("rounded to nearest", s.row_how.how.hadamard = 16, setup_amax(&s));
     EXPECT_ABORTS("rounded to nearest", s.row_how.how.rounding = ROUND_STOCHASTIC, setup_amax(&s));
     EXPECT_ABORTS("format 3, cell's 4", s.row_how.how.format = FORMAT_E5M2, setup_amax(&s));
-    EXPECT_ABORTS("dequant_mult", s.row.dequant_mult = 1, setup_amax(&s));
+    EXPECT_ABORTS("dequant_div", s.row.dequant_div = 1, setup_amax(&s));
     EXPECT_ABORTS("does not know the format bf16",
                   s.row.format = s.row_how.how.format = FORMAT_BF16, setup_amax(&s));
     setup_free(&s), free(x.data);

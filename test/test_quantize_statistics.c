@@ -18,7 +18,7 @@ static Fidelity fidelity(Tensor x, Operand how) {
     Setup s;
     setup_make(&s, x, FORM_VALUES, how, how);
     setup_run(&s);
-    double mult = (double)s.amax[0] * s.row.dequant_mult, d2 = 0, xy = 0, x2 = 0;
+    double mult = (double)s.amax[0] / s.row.dequant_div, d2 = 0, xy = 0, x2 = 0;
     int64_t n = tensor_count(x);
     for (int64_t i = 0; i < n; i++) {
         double v = bf16_to_f32(((bf16_t *)x.data)[i]),

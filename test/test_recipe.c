@@ -58,20 +58,22 @@ CASE(cells_of_the_recipes) {
 }
 
 CASE(formats_are_what_their_name_says) {
-    const Format *f = &formats[FORMAT_NVFP4];
-    EXPECT_EQ_I64(f->elem, DT_E2M1);
-    EXPECT_EQ_I64(f->scale, DT_E4M3);
-    EXPECT_EQ_I64(f->block, 16);
-    EXPECT_EQ_I64(f->tensor_scale, 1);
-    EXPECT(f->elem_max == E2M1_MAX && f->scale_max == E4M3_MAX);
-    EXPECT(!format_is_quantized(FORMAT_F32) && !format_is_quantized(FORMAT_BF16));
-    EXPECT(format_is_quantized(FORMAT_NVFP4) && !format_is_fp8(FORMAT_NVFP4));
+    const Operand *o = &formats[FORMAT_NVFP4].cell;
+    EXPECT_EQ_I64(o->elem, DT_E2M1);
+    EXPECT_EQ_I64(o->scale, DT_E4M3);
+    EXPECT_EQ_I64(o->block, 16);
+    EXPECT_EQ_I64(o->amax, AMAX_CURRENT);
+    EXPECT(operand_elem_max(o) == E2M1_MAX && operand_top_scale(o) == E4M3_MAX);
+    EXPECT(operand_is_nvfp4(o) && operand_is_plain_nvfp4(o) && !format_is_fp8(FORMAT_NVFP4));
+    EXPECT(!operand_is_quantized(&formats[FORMAT_F32].cell));
+    EXPECT(!operand_is_quantized(&formats[FORMAT_BF16].cell));
     for (int i = FORMAT_E4M3; i <= FORMAT_E5M2; i++) {
-        f = &formats[i];
-        EXPECT_EQ_I64(f->elem, i == FORMAT_E4M3 ? DT_E4M3 : DT_E5M2);
-        EXPECT(f->block == 0 && f->tensor_scale == 1, "%s", f->name);
-        EXPECT(f->elem_max == (i == FORMAT_E4M3 ? E4M3_MAX : E5M2_MAX), "%s", f->name);
-        EXPECT(format_is_quantized((FormatId)i) && format_is_fp8((FormatId)i), "%s", f->name);
+        o = &formats[i].cell;
+        EXPECT_EQ_I64(o->elem, i == FORMAT_E4M3 ? DT_E4M3 : DT_E5M2);
+        EXPECT(o->block == 0 && o->amax == AMAX_CURRENT, "%s", formats[i].name);
+        EXPECT(operand_elem_max(o) == (i == FORMAT_E4M3 ? E4M3_MAX : E5M2_MAX), "%s",
+               formats[i].name);
+        EXPECT(operand_is_quantized(o) && operand_is_fp8(o), "%s", formats[i].name);
     }
 }
 

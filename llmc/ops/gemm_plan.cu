@@ -39,7 +39,7 @@ static cudaDataType_t cuda_type(DType t) {
 
 /* Of packed codes; -1: there is none. */
 static int32_t code_type(FormatId format) {
-    switch (formats[format].elem) {
+    switch (formats[format].cell.elem) {
     case DT_E2M1: return CUDA_R_4F_E2M1;
     case DT_E4M3: return CUDA_R_8F_E4M3;
     case DT_E5M2: return CUDA_R_8F_E5M2;

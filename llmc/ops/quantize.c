@@ -10,6 +10,7 @@ equal to this bit for bit; formats without blocks are quantize_fp8.c's.
 
 #include "../common.h"
 #include "../rng.h"
+#include "cell.h"
 #include "hadamard.h"
 #include "nvfp4.h"
 #include "quantize_cpu.h"
@@ -21,7 +22,7 @@ QOperand operand_from_tensor(Tensor x, FormatId format, int k_contiguous) {
                   .format = format,
                   .dtype = x.dtype,
                   .data = x.data,
-                  .dequant_mult = 1.0f,
+                  .dequant_div = 1.0f,
                   .rows = k_contiguous ? x.rows : x.cols,
                   .k = k_contiguous ? x.cols : x.rows,
                   .k_contiguous = k_contiguous};
@@ -29,7 +30,7 @@ QOperand operand_from_tensor(Tensor x, FormatId format, int k_contiguous) {
 }
 
 size_t quantize_codes_bytes(FormatId format, int64_t rows, int64_t k) {
-    return dtype_bytes(formats[format].elem, rows * k);
+    return dtype_bytes(formats[format].cell.elem, rows * k);
 }
 
 size_t quantize_packed_bytes(int64_t rows, int64_t k) {
@@ -75,9 +76,10 @@ QOperand quantize_rows(const QOperand *q, int64_t first, int64_t count) {
     return part;
 }
 
-float quantize_dequant_mult(const Operand *how) {
-    const Format *f = &formats[how->format];
-    return 1.0f / (f->elem_max * (f->block > 0 ? (float)how->top_scale : 1.0f));
+float quantize_dequant_div(const Operand *how) {
+    if (how->rounding == ROUND_EDEN) return 256.0f * EDEN_ELEM_MAX;
+    if (how->amax == AMAX_NONE) return how->headroom && how->scale == DT_E8M0 ? 0.75f : 1.0f;
+    return operand_elem_max(how) * operand_top_scale(how);
 }
 
 int quantize_has_hardware_rounding(const Device *d) {
@@ -85,15 +87,12 @@ int quantize_has_hardware_rounding(const Device *d) {
 }
 
 int quantize_can_round_in_hardware(const Operand *how, int token_operand) {
-    return how->format == FORMAT_NVFP4 && how->rounding == ROUND_STOCHASTIC &&
+    return operand_is_plain_nvfp4(how) && how->rounding == ROUND_STOCHASTIC &&
            how->dither_bits == 8 && how->tile == TILE_ROW && (!how->hadamard || token_operand);
 }
 
 float operand_alpha_mult(const QOperand *a, const QOperand *b) {
-    // What each side divides by is a small integer, so it comes back exactly from its reciprocal.
-    float a_div = a->amax ? rintf(1.0f / a->dequant_mult) : 1.0f;
-    float b_div = b->amax ? rintf(1.0f / b->dequant_mult) : 1.0f;
-    return 1.0f / (a_div * b_div);
+    return 1.0f / (a->dequant_div * b->dequant_div);
 }
 
 float quantize_decode_packed(const uint8_t *codes, const uint8_t *scales, int64_t rows, int64_t k,
@@ -111,7 +110,7 @@ float quantize_decode(const QOperand *q, int64_t row, int64_t k) {
     const uint8_t *codes = (const uint8_t *)q->data;
     CHECK(q->form == FORM_PACKED && row < q->rows && k < q->k, "element (%lld,%lld) of %lld x %lld",
           (long long)row, (long long)k, (long long)q->rows, (long long)q->k);
-    switch (formats[q->format].elem) {
+    switch (formats[q->format].cell.elem) {
     case DT_E4M3: return e4m3_decode(codes[row * q->k + k]);
     case DT_E5M2: return e5m2_decode(codes[row * q->k + k]);
     default: return quantize_decode_packed(codes, q->scales, q->rows, q->k, row, k);
@@ -123,7 +122,8 @@ float quantize_decode(const QOperand *q, int64_t row, int64_t k) {
 static void check_blockless(const Quantizer *q, const char *what) {
     const Operand *how = &q->how;
     const Format *format = &formats[how->format];
-    CHECK(format->tensor_scale && (format->elem == DT_E4M3 || format->elem == DT_E5M2),
+    CHECK(format->cell.amax != AMAX_NONE &&
+              (format->cell.elem == DT_E4M3 || format->cell.elem == DT_E5M2),
           "%s: the quantiser does not know the format %s", what, format->name);
     CHECK(!how->hadamard && how->rounding == ROUND_NEAREST,
           "%s: %s is rounded to nearest, as it is", what, format->name);
@@ -136,8 +136,8 @@ static void check_cell(const Quantizer *q, const char *what) {
         check_blockless(q, what);
         return;
     }
-    CHECK(format->elem == DT_E2M1 && format->scale == DT_E4M3 && format->block == NVFP4_BLOCK,
-          "%s: the quantiser does not know the format %s", what, format->name);
+    CHECK(operand_is_plain_nvfp4(how), "%s: the quantiser does not know the format %s", what,
+          format->name);
     CHECK(how->hadamard == 0 || how->hadamard == 16, "%s: Hadamard of %d", what, how->hadamard);
     CHECK(how->top_scale == 448 || how->top_scale == 256, "%s: top %d", what, how->top_scale);
     CHECK(how->arithmetic == 1 || how->arithmetic == 2, "%s: arithmetic %d", what, how->arithmetic);
@@ -156,8 +156,8 @@ static void check_operand(const QOperand *o, const Quantizer *q, int token, Tens
     CHECK(o->rows == rows && o->k == k, "%s is %lld x %lld, x makes %lld x %lld", what,
           (long long)o->rows, (long long)o->k, (long long)rows, (long long)k);
     CHECK(o->data && o->amax, "%s has no memory", what);
-    CHECK(o->dequant_mult == quantize_dequant_mult(&q->how),
-          "%s: dequant_mult %g does not fit top %d", what, o->dequant_mult, q->how.top_scale);
+    CHECK(o->dequant_div == quantize_dequant_div(&q->how), "%s: dequant_div %g does not fit top %d",
+          what, o->dequant_div, q->how.top_scale);
     if (o->form == FORM_PACKED) {
         int has_scales = o->scales || !format_has_blocks(o->format);
         CHECK(quantize_num_slices(o) == 1, "%s: made slice by slice", what);

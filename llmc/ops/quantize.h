@@ -66,15 +66,18 @@ typedef enum { FORM_VALUES, FORM_PACKED } OperandForm;
 /* One side of one GEMM, ready for it. A view: the memory is an arena's. */
 typedef struct {
     OperandForm form;
-    FormatId format;
+    FormatId format;     // of PACKED: what its codes are
     DType dtype;         // of VALUES: bf16 or f32
     // VALUES: (rows, k) if k_contiguous, else (k, rows); PACKED: quantize_codes_bytes
     void *data;
     uint8_t *scales;     // PACKED, with blocks: quantize_scales_bytes(rows, k) bytes; else NULL
     float *amax;         // device scalar; NULL when the format has no tensor scale (factor 1)
-    float dequant_mult;  // the tensor's decode scale is *amax * dequant_mult
+    float dequant_div;   // the tensor's decode scale is *amax / dequant_div, 1 / dequant_div without
     int64_t rows, k;     // logical shape; k runs along the contraction
     int k_contiguous;
+    // fprop operands whose cell has a mask: (rows, k / 8) bytes, bit i of a byte for element i of its
+    // eight: 1 where it did not clip; else NULL
+    uint8_t *mask;
     // PACKED: k is cut into so many equal parts, each an operand (rows, k / slices) of its own,
     // codes and scales one part after the other; 0 is 1
     int slices;
@@ -93,6 +96,11 @@ typedef struct {
     const StepState *state;    // device memory
     // 1: the GPU's convert rounds what quantize_can_round_in_hardware names, where it is packed
     int hardware_rounding;
+    // x holds decoded values of an operand (source requantized): an element is
+    // bf16(x fl(*source_amax fl(1 / source_div))), without source_amax bf16(x fl(1 / source_div));
+    // source_div 0: x is a tensor like any other
+    const float *source_amax;
+    float source_div;
 } Quantizer;
 
 /* An operand that is the tensor itself: contraction along columns (k_contiguous) or along rows. */
@@ -110,11 +118,10 @@ size_t quantize_scales_bytes(int64_t rows, int64_t k);
 /* Byte of the scale of row r, 16-block c in the 128 x 4 tiled layout;
    padded_cols = round_up(k / 16, 4). */
 int64_t quantize_scale_offset(int64_t r, int64_t c, int64_t padded_cols);
-/* QOperand.dequant_mult of an operand made like this: f32(1 / (6 * top)), or f32(1 / largest
-   element) in a format without blocks. */
-float quantize_dequant_mult(const Operand *how);
-/* f32(1 / product of what both dequant_mult divide by), or of one side alone when the other has no
-   tensor scale. */
+/* QOperand.dequant_div of an operand made like this: largest element times top scale, where the
+   tensor has a scale; see ops/cell.h for the rest. */
+float quantize_dequant_div(const Operand *how);
+/* f32(1 / product of both dequant_div). */
 float operand_alpha_mult(const QOperand *a, const QOperand *b);
 
 /* 1 on GPUs whose convert rounds stochastically, to codes that differ from software's. */

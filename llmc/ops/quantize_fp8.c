@@ -59,7 +59,7 @@ static void quantize_tile(const Job *job, int64_t row, int rows, int64_t col, in
 }
 
 void quantize_fp8_cpu(QOperand *o, const Quantizer *how, Tensor x) {
-    Job job = {o, x, fp8_format(formats[o->format].elem), 1.0f,
+    Job job = {o, x, fp8_format(formats[o->format].cell.elem), 1.0f,
                o->form == FORM_PACKED && how->token_operand};
     job.scale = fp8_scale(job.format, *o->amax);
 #pragma omp parallel for schedule(static)

@@ -219,7 +219,7 @@ typedef struct {
 /* FP8_ABSENT of an operand that these kernels do not make in this form. */
 static inline Fp8Mode fp8_mode(const QOperand *o, OperandForm form) {
     if (!o || o->form != form || format_has_blocks(o->format)) return FP8_ABSENT;
-    return formats[o->format].elem == DT_E4M3 ? FP8_E4M3 : FP8_E5M2;
+    return formats[o->format].cell.elem == DT_E4M3 ? FP8_E4M3 : FP8_E5M2;
 }
 
 /* What makes those of the two operands that have this form and no blocks. */
