@@ -142,8 +142,9 @@ const ConfigKey config_keys[] = {
      CHOICES(device_choice_names)},
     {KEY(INT, threads), "0", 0, 4096,
      "CPU threads; 0: all", NULL},
-    {KEY(INT, memory.lmhead_chunks), "1", 1, 4096,
-     "parts the head and the loss are worked out in: more take less memory", NULL},
+    {KEY(INT, memory.lmhead_chunks), "0", 0, 4096,
+     "parts the head and the loss are worked out in: more take less memory; 0: as few as keep the "
+     "logits within 4 GiB", NULL},
     {KEY(BOOL, memory.deterministic), "true", 0, 1,
      "two runs give the same bits; false lets attention's backward pass on a GPU sum in any order",
      NULL},

@@ -144,18 +144,25 @@ static void resolve_plans(Model *m, const Config *c) {
     free(rules);
 }
 
+/* A part of the logits this large keeps a GPU busy, and the next one costs it nothing. */
+static int usual_head_chunks(const Model *m) {
+    const Param *head = &m->params.params[m->head];
+    int64_t bytes = (int64_t)dtype_bytes(m->config.dtype, m->max_tokens * head->padded_rows);
+    return (int)ceil_div(bytes, (int64_t)4 << 30);
+}
+
 void model_declare(Model *m, const Config *c) {
     memset(m, 0, sizeof(*m));
     m->config = c->model;
     m->max_T = c->batch.seq_len;
     m->max_tokens = max_i64(c->batch.micro, c->eval.micro) * (int64_t)c->batch.seq_len;
-    m->head_chunks = c->memory.lmhead_chunks;
     const BlockKind *kind;
     int index;
     m->num_branches = pattern_branch(&m->config, 0, &kind, &index);
     m->blocks = (Block *)xmalloc((size_t)m->num_branches * sizeof(Block));
     m->residual = (Tensor *)xmalloc((size_t)(m->num_branches + 1) * sizeof(Tensor));
     declare_parameters(m);
+    m->head_chunks = c->memory.lmhead_chunks ? c->memory.lmhead_chunks : usual_head_chunks(m);
     for (int i = 0; i < m->num_branches; i++) m->blocks[i].recompute = c->memory.recompute;
     resolve_plans(m, c);
 }

@@ -496,9 +496,9 @@ static const BadFile bad_files[] = {
     {"{\"precision.rules\": [{\"layer\": \"*\"}]}",
      "key \"precision.rules[0].layer\" is refused: \"layer\" is not a key of a precision rule; "
      "legal: layers, gemm"},
-    {"{\"precision.rules\": [{},\n {\"hadamard\": 32}]}",
-     "c.json:2:3: key \"precision.rules[1].hadamard\" is refused: \"32\" is not a value of "
-     "\"hadamard\"; legal: 0, 16"},
+    {"{\"precision.rules\": [{},\n {\"hadamard\": 12}]}",
+     "c.json:2:3: key \"precision.rules[1].hadamard\" is refused: \"12\" is not a value of "
+     "\"hadamard\"; legal: 0, 4, 8, 16, 32, 64, 128"},
     {"{\"precision.rules\": [{\"tile\": []}]}", "is a list, expected a string or a number"},
     {"{\"precision.wgrad.x.rounding\": \"up\"}", "legal: nearest, stochastic"},
     {"{\"seed\": true}", "key \"seed\" is true or false, expected a whole number"},
@@ -636,7 +636,7 @@ static const BadWords bad_words[] = {
      "command line: key \"precision.rules[1]\" changes nothing: no such operand \"x\"; operands of "
      "dgrad: dy, w"},
     {{"precision.rules=[{\"layers\":\"\"}]"}, "\"\" is not a layer pattern; legal: names, numbers"},
-    {{"precision.wgrad.x.hadamard=8"},
+    {{"precision.wgrad.x.hadamard=12"},
      "command line: key \"precision.wgrad.x.hadamard\" is refused"},
     {{"seed=12a"}, "key \"seed\" is \"12a\"; legal: 0 to 2^53 - 1"},
     {{"memory.recompute=blocks"},
