@@ -64,7 +64,8 @@ typedef struct Ops {
                       const Quantizer *, Tensor x);
     void (*quantize_pair)(Device *, QOperand *row, const Quantizer *, QOperand *token,
                           const Quantizer *, Tensor x);
-    void (*hadamard)(Device *, Tensor out, Tensor x, int along_rows, Signs);
+    void (*hadamard)(Device *, Tensor out, Tensor x, int along_rows, Hadamard);
+    void (*hadamard_inverse)(Device *, Tensor x, const uint8_t *mask, Hadamard);
     /* NULL, or what the library says of a product that it cannot do; nothing is computed. */
     const char *(*gemm_error)(Device *, Tensor d, const QOperand *a, const QOperand *b,
                               GemmEpilogue);

@@ -53,6 +53,7 @@ const Ops ops_cpu = {
     .amax_pair = amax_pair_cpu,
     .quantize_pair = quantize_pair_cpu,
     .hadamard = hadamard_cpu,
+    .hadamard_inverse = hadamard_inverse_cpu,
     .gemm_error = gemm_error_cpu,
     .gemm_tune = gemm_tune_cpu,
     .gemm_choices_save = gemm_choices_save_cpu,

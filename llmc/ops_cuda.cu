@@ -55,6 +55,7 @@ const Ops ops_cuda = {
     amax_pair_cuda,
     quantize_pair_cuda,
     hadamard_cuda,
+    hadamard_inverse_cuda,
     gemm_error_cuda,
     gemm_tune_cuda,
     gemm_choices_save_cuda,

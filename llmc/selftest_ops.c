@@ -266,8 +266,9 @@ static void sums_formula(double *const *x, int kind) {
 }
 
 static void hadamard(const OpCall *c) {
-    c->ops->hadamard(c->device, c->t[0], c->t[2], 0, SIGNS_FIXED);
-    c->ops->hadamard(c->device, c->t[1], c->t[2], 1, SIGNS_FIXED);
+    Hadamard h = {16, SIGNS_FIXED, 0, 0, NULL};
+    c->ops->hadamard(c->device, c->t[0], c->t[2], 0, h);
+    c->ops->hadamard(c->device, c->t[1], c->t[2], 1, h);
 }
 
 static void hadamard_formula(double *const *x, int kind) {

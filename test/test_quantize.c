@@ -207,20 +207,21 @@ CASE(hadamard_cancels_in_a_product) {
 
 CASE(hadamard_op_runs_both_ways) {
     Tensor x = setup_tensor(DT_BF16, 48, 32, FILL_NORMAL, 1);
+    const Hadamard h = {16, SIGNS_FIXED, 0, 0, NULL};
     bf16_t down[48 * 32], turned[32 * 48], along[32 * 48];
     for (int r = 0; r < 48; r++)
         for (int c = 0; c < 32; c++) turned[c * 48 + r] = ((bf16_t *)x.data)[r * 32 + c];
-    hadamard_cpu(NULL, tensor_view(down, DT_BF16, 48, 32), x, 1, SIGNS_FIXED);
+    hadamard_cpu(NULL, tensor_view(down, DT_BF16, 48, 32), x, 1, h);
     hadamard_cpu(NULL, tensor_view(along, DT_BF16, 32, 48), tensor_view(turned, DT_BF16, 32, 48), 0,
-                 SIGNS_FIXED);
+                 h);
     for (int r = 0; r < 48; r++)
         for (int c = 0; c < 32; c++)
             EXPECT_EQ_I64(down[r * 32 + c], along[c * 48 + r], "(%d,%d)", r, c);
-    hadamard_cpu(NULL, x, x, 1, SIGNS_FIXED);
+    hadamard_cpu(NULL, x, x, 1, h);
     EXPECT_BITS(x.data, down, sizeof(down), "in place");
     EXPECT_ABORTS("multiple of 16",
                   hadamard_cpu(NULL, tensor_view(down, DT_BF16, 24, 32),
-                               tensor_view(x.data, DT_BF16, 24, 32), 1, SIGNS_FIXED));
+                               tensor_view(x.data, DT_BF16, 24, 32), 1, h));
     free(x.data);
 }
 
@@ -228,7 +229,7 @@ CASE(hadamard_op_runs_both_ways) {
 CASE(token_operand_sees_the_transformed_tensor) {
     Tensor x = setup_tensor(DT_BF16, 64, 80, FILL_NORMAL, 2);
     Tensor y = setup_tensor(DT_BF16, 64, 80, FILL_ZERO, 0);
-    hadamard_cpu(NULL, y, x, 1, SIGNS_FIXED);
+    hadamard_cpu(NULL, y, x, 1, (Hadamard){16, SIGNS_FIXED, 0, 0, NULL});
     Operand plain = nvfp4_cell(), transformed = plain;
     transformed.hadamard = 16;
     Setup a, b;

@@ -182,8 +182,9 @@ CASE(hadamard_op) {
         Tensor on_gpu =
             tensor_view(device_alloc(gpu, tensor_bytes(x), "x"), DT_BF16, x.rows, x.cols);
         gpu->upload(gpu, on_gpu.data, x.data, tensor_bytes(x));
-        hadamard_cuda(gpu, on_gpu, on_gpu, i % 2, i % 4 < 2 ? SIGNS_FIXED : SIGNS_NONE);
-        hadamard_cpu(NULL, x, x, i % 2, i % 4 < 2 ? SIGNS_FIXED : SIGNS_NONE);
+        Hadamard h = {i % 4 ? 16 : 4, i % 4 < 2 ? SIGNS_FIXED : SIGNS_NONE, 0, 0, NULL};
+        hadamard_cuda(gpu, on_gpu, on_gpu, i % 2, h);
+        hadamard_cpu(NULL, x, x, i % 2, h);
         expect_equal(on_gpu.data, x.data, tensor_bytes(x), "transform",
                      i % 2 ? "along rows" : "along columns");
         gpu->free(gpu, on_gpu.data), free(x.data);

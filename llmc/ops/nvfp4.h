@@ -52,7 +52,7 @@ NVFP4_HD float nvfp4_quant_mult(float amax, int top_scale) {
 
 NVFP4_HD Nvfp4Tensor nvfp4_tensor(float amax, const Operand *how) {
     Nvfp4Tensor t;
-    t.quant_mult = nvfp4_quant_mult(amax, how->top_scale);
+    t.quant_mult = nvfp4_quant_mult(amax, how->top_scale ? how->top_scale : 448);
     t.dequant_mult = 1.0f / t.quant_mult;
     t.block_div = how->arithmetic == 1 ? 6.0f : 1.0f;
     t.block_mult = how->arithmetic == 1 ? t.quant_mult : t.quant_mult * (1.0f / 6.0f);

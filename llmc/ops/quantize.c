@@ -1,17 +1,14 @@
 /*
-quantize -- CPU reference: one block of 16 after another, in the order of the formulas of
-quantize.h, for every option and both forms. What training runs for FORM_VALUES is quantize_fast.c,
-equal to this bit for bit; formats without blocks are quantize_fp8.c's.
+quantize -- operands and their memory, the contract's checks, and who makes an operand on the CPU:
+quantize_fast.c the plain cells of NVFP4, quantize_fp8.c those without blocks, quantize_cell.c, the
+reference, all others.
 */
 #include "quantize.h"
 
 #include <math.h>
-#include <string.h>
 
 #include "../common.h"
-#include "../rng.h"
 #include "cell.h"
-#include "hadamard.h"
 #include "nvfp4.h"
 #include "quantize_cpu.h"
 
@@ -119,54 +116,94 @@ float quantize_decode(const QOperand *q, int64_t row, int64_t k) {
 
 // --- the contract's checks ---
 
-static void check_blockless(const Quantizer *q, const char *what) {
-    const Operand *how = &q->how;
-    const Format *format = &formats[how->format];
-    CHECK(format->cell.amax != AMAX_NONE &&
-              (format->cell.elem == DT_E4M3 || format->cell.elem == DT_E5M2),
-          "%s: the quantiser does not know the format %s", what, format->name);
+static int is_power_of_two_in(int value, int least, int most) {
+    return value >= least && value <= most && (value & (value - 1)) == 0;
+}
+
+static void check_blockless(const Operand *how, const char *what) {
+    CHECK(how->elem == DT_E4M3 || how->elem == DT_E5M2,
+          "%s: the quantiser does not know %s without blocks", what, dtype_info[how->elem].name);
     CHECK(!how->hadamard && how->rounding == ROUND_NEAREST,
-          "%s: %s is rounded to nearest, as it is", what, format->name);
+          "%s: %s is rounded to nearest, as it is", what, dtype_info[how->elem].name);
+}
+
+static void check_scales(const Operand *how, const char *what) {
+    int is_power = how->scale_rule != RULE_NEAREST && how->scale_rule != RULE_ENCODE;
+    CHECK(is_power_of_two_in(how->block, 8, 128), "%s: blocks of %d", what, how->block);
+    CHECK(is_power == (how->scale == DT_E8M0), "%s: scale %s with rule %d", what,
+          dtype_info[how->scale].name, (int)how->scale_rule);
+    CHECK(how->scale != DT_BF16 && how->scale != DT_E2M1 && how->scale != DT_E1M2,
+          "%s: the quantiser does not know scales of %s", what, dtype_info[how->scale].name);
+    CHECK(how->outer == 0 || how->outer == 128, "%s: outer blocks of %d", what, how->outer);
+    CHECK(how->arithmetic == 1 || how->arithmetic == 2, "%s: arithmetic %d", what, how->arithmetic);
+    int has_tensor_scale = how->amax != AMAX_NONE;
+    CHECK(has_tensor_scale || (how->scale_rule != RULE_ENCODE && how->rounding != ROUND_EDEN &&
+                               how->select == SELECT_NONE),
+          "%s: encode, eden and selections need a tensor scale", what);
+    int is_row_only = how->outer || how->scale_rule == RULE_QUEST || how->rounding == ROUND_EDEN;
+    CHECK(how->tile == TILE_ROW || !is_row_only, "%s: such cells have rows, not square tiles",
+          what);
 }
 
 static void check_cell(const Quantizer *q, const char *what) {
     const Operand *how = &q->how;
-    const Format *format = &formats[how->format];
-    if (!format_has_blocks(how->format)) {
-        check_blockless(q, what);
+    if (!operand_is_quantized(how)) {
+        CHECK(how->elem == DT_BF16 || how->elem == DT_F32,
+              "%s: the quantiser does not know %s without scales", what,
+              dtype_info[how->elem].name);
         return;
     }
-    CHECK(operand_is_plain_nvfp4(how), "%s: the quantiser does not know the format %s", what,
-          format->name);
-    CHECK(how->hadamard == 0 || how->hadamard == 16, "%s: Hadamard of %d", what, how->hadamard);
-    CHECK(how->top_scale == 448 || how->top_scale == 256, "%s: top %d", what, how->top_scale);
-    CHECK(how->arithmetic == 1 || how->arithmetic == 2, "%s: arithmetic %d", what, how->arithmetic);
-    if (how->rounding != ROUND_STOCHASTIC) return;
+    if (!operand_has_blocks(how)) {
+        check_blockless(how, what);
+        return;
+    }
+    CHECK(how->elem == DT_E2M1 || how->elem == DT_E1M2 || how->elem == DT_E4M3 ||
+              how->elem == DT_E5M2,
+          "%s: the quantiser does not know blocks of %s", what, dtype_info[how->elem].name);
+    check_scales(how, what);
+    CHECK(how->hadamard == 0 || is_power_of_two_in(how->hadamard, 4, 128), "%s: Hadamard of %d",
+          what, how->hadamard);
     int bits = how->dither_bits;
-    CHECK(bits == 8 || bits == 16 || bits == 24, "%s: %d dither bits", what, bits);
-    CHECK(q->state, "%s: stochastic rounding without a StepState", what);
+    int draws = how->rounding == ROUND_STOCHASTIC || how->rounding == ROUND_EDEN;
+    CHECK(how->rounding != ROUND_STOCHASTIC || bits == 8 || bits == 16 || bits == 24,
+          "%s: %d dither bits", what, bits);
+    CHECK(q->state || !(draws || (how->hadamard && how->signs == SIGNS_STEP)),
+          "%s: random numbers without a StepState", what);
+}
+
+static void check_form(const QOperand *o, const Quantizer *q, const char *what) {
+    const Operand *how = &q->how;
+    if (o->form == FORM_PACKED) {
+        int has_scales = o->scales || !operand_has_blocks(how);
+        CHECK(operand_is_nvfp4(how) || operand_is_fp8(how), "%s: such cells have no codes", what);
+        CHECK(quantize_num_slices(o) == 1, "%s: made slice by slice", what);
+        CHECK(has_scales && o->k_contiguous, "%s: packed, without scales or not k-contiguous",
+              what);
+        return;
+    }
+    CHECK(o->dtype == DT_F32 || (o->dtype == DT_BF16 && operand_values_dtype(how) == DT_BF16),
+          "%s: values in %s", what, dtype_info[o->dtype].name);
+    CHECK(!o->k_contiguous == !!q->token_operand, "%s: values stay in the layout of x", what);
 }
 
 static void check_operand(const QOperand *o, const Quantizer *q, int token, Tensor x) {
     const char *what = token ? "token operand" : "row operand";
     CHECK(q && !q->token_operand == !token, "%s: the Quantizer is the other direction's", what);
+    const Operand *how = &q->how;
     check_cell(q, what);
-    CHECK(o->format == q->how.format, "%s: format %d, cell's %d", what, o->format, q->how.format);
+    CHECK(o->format == how->format, "%s: format %d, cell's %d", what, o->format, how->format);
     int64_t rows = token ? x.cols : x.rows, k = token ? x.rows : x.cols;
     CHECK(o->rows == rows && o->k == k, "%s is %lld x %lld, x makes %lld x %lld", what,
           (long long)o->rows, (long long)o->k, (long long)rows, (long long)k);
-    CHECK(o->data && o->amax, "%s has no memory", what);
-    CHECK(o->dequant_div == quantize_dequant_div(&q->how), "%s: dequant_div %g does not fit top %d",
-          what, o->dequant_div, q->how.top_scale);
-    if (o->form == FORM_PACKED) {
-        int has_scales = o->scales || !format_has_blocks(o->format);
-        CHECK(quantize_num_slices(o) == 1, "%s: made slice by slice", what);
-        CHECK(has_scales && o->k_contiguous, "%s: packed, without scales or not k-contiguous",
-              what);
-    } else {
-        CHECK(o->dtype == DT_BF16, "%s: values in %s", what, dtype_info[o->dtype].name);
-        CHECK(o->k_contiguous == !token, "%s: values stay in the layout of x", what);
-    }
+    int is_quantized = operand_is_quantized(how);
+    CHECK(!is_quantized || !how->hadamard || k % how->hadamard == 0,
+          "%s: Hadamard of %d along %lld", what, how->hadamard, (long long)k);
+    CHECK(o->data && (o->amax || how->amax == AMAX_NONE), "%s has no memory", what);
+    CHECK(o->dequant_div == quantize_dequant_div(how), "%s: dequant_div %g does not fit top %d",
+          what, o->dequant_div, how->top_scale);
+    CHECK(!o->mask || (is_quantized && operand_has_blocks(how)), "%s: a mask without blocks", what);
+    CHECK(!q->source_amax || q->source_div != 0.0f, "%s: a source's maximum without its div", what);
+    check_form(o, q, what);
 }
 
 void quantize_check(const QOperand *row, const Quantizer *row_how, const QOperand *token,
@@ -180,140 +217,36 @@ void quantize_check(const QOperand *row, const Quantizer *row_how, const QOperan
     if (token) check_operand(token, token_how, 1, x);
 }
 
-// --- the reference ---
-
-/* Where element e of block `block` in row `row` of the operand lies in x, and in VALUES. */
-static int64_t element_at(const Quantizer *q, Tensor x, int64_t row, int64_t block, int e) {
-    int64_t k = block * NVFP4_BLOCK + e;
-    return q->token_operand ? k * x.cols + row : row * x.cols + k;
-}
-
-/* The block as it will be rounded: transformed where the cell says so. */
-static void load_block(float v[NVFP4_BLOCK], const Quantizer *q, Tensor x, int64_t row,
-                       int64_t block) {
-    for (int e = 0; e < NVFP4_BLOCK; e++) {
-        int64_t at = element_at(q, x, row, block, e);
-        v[e] = x.dtype == DT_F32 ? ((const float *)x.data)[at]
-                                 : bf16_to_f32(((const bf16_t *)x.data)[at]);
-    }
-    if (!q->how.hadamard) return;
-    hadamard16(v, hadamard_sign_mask(q->how.signs));
-    for (int e = 0; e < NVFP4_BLOCK; e++) v[e] = bf16_to_f32(bf16_from_f32(v[e]));
-}
-
-/* Magnitudes compare as the integers of their bits, and NaN is the largest: it is never lost. */
-static uint32_t block_amax_bits(const float v[NVFP4_BLOCK]) {
-    uint32_t amax = 0;
-    for (int e = 0; e < NVFP4_BLOCK; e++) {
-        uint32_t magnitude = bits_from_f32(v[e]) & 0x7FFFFFFFu;
-        if (magnitude > amax) amax = magnitude;
-    }
-    return amax;
-}
-
-void amax_reference(QOperand *o, const Quantizer *how, Tensor x) {
-    uint32_t amax = 0;
-#pragma omp parallel for schedule(static) reduction(max : amax)
-    for (int64_t row = 0; row < o->rows; row++) {
-        for (int64_t block = 0; block < o->k / NVFP4_BLOCK; block++) {
-            float v[NVFP4_BLOCK];
-            load_block(v, how, x, row, block);
-            uint32_t block_amax = block_amax_bits(v);
-            if (block_amax > amax) amax = block_amax;
-        }
-    }
-    if (amax > 0x7F800000u) amax = 0x7FFFFFFFu;   // one NaN for all devices
-    *o->amax = f32_from_bits(amax);
-}
-
-/* Random bits of a block, as many words as its dither needs, in the order of the elements. */
-static void draw_words(uint32_t words[16], const Quantizer *q, Tensor x, int64_t row,
-                       int64_t block) {
-    uint64_t group = quantize_group(q, x.cols, row, block);
-    for (int sub = 0; sub < quantize_num_subdraws(q->how.dither_bits); sub++) {
-        Philox4 counter = rng_group_counter(group, q->tag | (uint32_t)sub, q->state->step);
-        Philox4 draw = philox4x32_10(counter, (uint32_t)q->seed, (uint32_t)(q->seed >> 32));
-        memcpy(words + 4 * sub, draw.w, sizeof(draw.w));
-    }
-}
-
-static uint32_t element_draw(const uint32_t words[16], int bits, int e) {
-    if (bits == 8) return words[e / 4] >> 8 * (e % 4) & 0xFF;
-    if (bits == 16) return words[e / 2] >> 16 * (e % 2) & 0xFFFF;
-    return words[e] >> 8;
-}
-
-static void encode_block(uint8_t codes[NVFP4_BLOCK], const float v[NVFP4_BLOCK], float mult,
-                         const Quantizer *q, Tensor x, int64_t row, int64_t block) {
-    if (q->how.rounding == ROUND_NEAREST) {
-        for (int e = 0; e < NVFP4_BLOCK; e++) codes[e] = e2m1_encode(v[e] * mult);
-        return;
-    }
-    uint32_t words[16];
-    int bits = q->how.dither_bits;
-    draw_words(words, q, x, row, block);
-    for (int e = 0; e < NVFP4_BLOCK; e++)
-        codes[e] = e2m1_encode_stochastic(v[e] * mult, element_draw(words, bits, e), bits);
-}
-
-static void store_block(QOperand *o, const uint8_t codes[NVFP4_BLOCK], uint8_t scale,
-                        const Quantizer *q, Tensor x, int64_t row, int64_t block) {
-    if (o->form == FORM_VALUES) {
-        bf16_t *values = (bf16_t *)o->data;
-        for (int e = 0; e < NVFP4_BLOCK; e++)
-            values[element_at(q, x, row, block, e)] =
-                bf16_from_f32(e2m1_decode(codes[e]) * e4m3_decode(scale));
-        return;
-    }
-    uint8_t *bytes = (uint8_t *)o->data + (row * o->k + block * NVFP4_BLOCK) / 2;
-    for (int i = 0; i < NVFP4_BLOCK / 2; i++) bytes[i] = codes[2 * i] | codes[2 * i + 1] << 4;
-    int64_t padded_cols = round_up(o->k / NVFP4_BLOCK, 4);
-    o->scales[quantize_scale_offset(row, block, padded_cols)] = scale;
-}
-
-/* The 16 blocks of one 16 x 16 tile: rows [row, row + 16) of the operand, block `block` of each.
-   */
-static void quantize_tile(QOperand *o, const Quantizer *q, Tensor x, Nvfp4Tensor t, int64_t row,
-                          int64_t block) {
-    float v[16][NVFP4_BLOCK];
-    uint32_t amax[16], tile_amax = 0;
-    for (int i = 0; i < 16; i++) {
-        load_block(v[i], q, x, row + i, block);
-        amax[i] = block_amax_bits(v[i]);
-        if (amax[i] > tile_amax) tile_amax = amax[i];
-    }
-    for (int i = 0; i < 16; i++) {
-        float block_amax = f32_from_bits(q->how.tile == TILE_SQUARE ? tile_amax : amax[i]);
-        uint8_t scale = e4m3_encode(nvfp4_raw_scale(t, block_amax));
-        float mult = nvfp4_element_mult(t, e4m3_decode(scale));
-        uint8_t codes[NVFP4_BLOCK];
-        encode_block(codes, v[i], mult, q, x, row + i, block);
-        store_block(o, codes, scale, q, x, row + i, block);
-    }
-}
-
-void quantize_reference(QOperand *o, const Quantizer *how, Tensor x) {
-    Nvfp4Tensor t = nvfp4_tensor(*o->amax, &how->how);
-    if (o->form == FORM_PACKED) memset(o->scales, 0, quantize_scales_bytes(o->rows, o->k));
-#pragma omp parallel for schedule(static)
-    for (int64_t tile_row = 0; tile_row < o->rows / 16; tile_row++)
-        for (int64_t block = 0; block < o->k / NVFP4_BLOCK; block++)
-            quantize_tile(o, how, x, t, tile_row * 16, block);
-}
-
 // --- the op ---
+
+/* What the vectorised path knows of transforms and sources. */
+static int amax_is_fast(const Quantizer *q) {
+    const Operand *how = &q->how;
+    int transforms = !how->hadamard || (how->hadamard == 16 && how->signs != SIGNS_STEP);
+    return transforms && q->source_div == 0.0f;
+}
+
+/* It leaves to the reference packed codes, and the NaN values of a tensor that is lost. */
+static int rounds_fast(const QOperand *o, const Quantizer *q) {
+    return operand_is_plain_nvfp4(&q->how) && amax_is_fast(q) && o->form == FORM_VALUES &&
+           o->dtype == DT_BF16 && !o->mask && isfinite(*o->amax);
+}
 
 void amax_pair_cpu(Device *d, QOperand *row, const Quantizer *row_how, QOperand *token,
                    const Quantizer *token_how, Tensor x) {
     (void)d;
     quantize_check(row, row_how, token, token_how, x);
-    amax_pair_fast(row, row_how, token, token_how, x);
-}
-
-/* What the vectorised path leaves to the reference: packed codes, and the NaN values of a tensor
-   that is lost. */
-static int wants_reference(const QOperand *o) {
-    return o->form == FORM_PACKED || !isfinite(*o->amax);
+    QOperand *operands[2] = {row, token};
+    const Quantizer *const hows[2] = {row_how, token_how};
+    for (int i = 0; i < 2; i++) {
+        QOperand *o = operands[i];
+        if (!o) continue;
+        int has_scale = hows[i]->how.amax != AMAX_NONE;
+        if (has_scale && amax_is_fast(hows[i])) continue;
+        if (has_scale) amax_reference(o, hows[i], x);
+        operands[i] = NULL;
+    }
+    if (operands[0] || operands[1]) amax_pair_fast(operands[0], row_how, operands[1], token_how, x);
 }
 
 void quantize_pair_cpu(Device *d, QOperand *row, const Quantizer *row_how, QOperand *token,
@@ -324,10 +257,9 @@ void quantize_pair_cpu(Device *d, QOperand *row, const Quantizer *row_how, QOper
     const Quantizer *const hows[2] = {row_how, token_how};
     for (int i = 0; i < 2; i++) {
         QOperand *o = operands[i];
-        if (!o) continue;
-        if (!format_has_blocks(o->format)) quantize_fp8_cpu(o, hows[i], x);
-        else if (wants_reference(o)) quantize_reference(o, hows[i], x);
-        else continue;
+        if (!o || rounds_fast(o, hows[i])) continue;
+        if (operand_is_fp8(&hows[i]->how)) quantize_fp8_cpu(o, hows[i], x);
+        else quantize_reference(o, hows[i], x);
         operands[i] = NULL;
     }
     if (operands[0] || operands[1])

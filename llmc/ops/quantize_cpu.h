@@ -11,12 +11,14 @@ test can hold one against the other. Not for other callers: quantize.h is the op
 extern "C" {
 #endif
 
-/* quantize.c: plain, one block at a time, every option and form. */
+/* quantize_cell.c: plain, one block at a time, every cell with blocks and every form; and a tensor
+   that is only converted. */
 void amax_reference(QOperand *o, const Quantizer *how, Tensor x);
 void quantize_reference(QOperand *o, const Quantizer *how, Tensor x);
 
-/* quantize_fast.c: vectorised, both operands from one read of x (either may be NULL).
-   quantize_pair_fast takes FORM_VALUES only, and only a finite *amax. */
+/* quantize_fast.c: vectorised, both operands from one read of x (either may be NULL), which is no
+   source. The maxima are of elements as they are or under a plain cell's transform.
+   quantize_pair_fast takes plain cells, bf16 FORM_VALUES without a mask, and a finite *amax. */
 void amax_pair_fast(QOperand *row, const Quantizer *row_how, QOperand *token,
                     const Quantizer *token_how, Tensor x);
 void quantize_pair_fast(QOperand *row, const Quantizer *row_how, QOperand *token,
@@ -25,6 +27,10 @@ void quantize_pair_fast(QOperand *row, const Quantizer *row_how, QOperand *token
 /* quantize_fp8.c: an operand of a format without blocks, in either form. Its maximum is found by
    the functions above. */
 void quantize_fp8_cpu(QOperand *o, const Quantizer *how, Tensor x);
+
+/* `count` elements of x from element `at` on, `stride` apart, as the quantiser sees them; the
+   maximum of a source is read where it is. In quantize_cell.c. */
+void quantize_load(float *v, const Quantizer *q, Tensor x, int64_t at, int64_t stride, int count);
 
 /* Philox calls for the dither of 16 elements: 24 bits take a whole word each. */
 static inline int quantize_num_subdraws(int bits) { return bits == 24 ? 4 : bits / 8; }

@@ -14,6 +14,7 @@ enum { TILE = 64 };
 /* One operand to make of x. */
 typedef struct {
     QOperand *o;
+    const Quantizer *how;
     Tensor x;
     Fp8Format format;
     float scale;
@@ -21,21 +22,21 @@ typedef struct {
 } Job;
 
 /* Columns beyond x are 0. */
-static void load_line(float v[TILE], Tensor x, int64_t row, int64_t col, int cols) {
-    int64_t at = row * x.cols + col;
+static void load_line(float v[TILE], const Job *job, int64_t row, int64_t col, int cols) {
     if (cols < TILE) memset(v, 0, TILE * sizeof(float));
-    if (x.dtype == DT_F32) {
-        memcpy(v, (const float *)x.data + at, (size_t)cols * sizeof(float));
-        return;
-    }
-    const bf16_t *values = (const bf16_t *)x.data + at;
-    for (int i = 0; i < cols; i++) v[i] = bf16_to_f32(values[i]);
+    quantize_load(v, job->how, job->x, row * job->x.cols + col, 1, cols);
 }
 
 static void round_values(const Job *job, const float v[TILE], int64_t row, int64_t col, int cols) {
+    int64_t at = row * job->x.cols + col;
     bf16_t line[TILE];
     for (int i = 0; i < TILE; i++) line[i] = fp8_value(job->format, v[i] * job->scale);
-    memcpy((bf16_t *)job->o->data + row * job->x.cols + col, line, (size_t)cols * sizeof(bf16_t));
+    if (job->o->dtype == DT_BF16) {
+        memcpy((bf16_t *)job->o->data + at, line, (size_t)cols * sizeof(bf16_t));
+        return;
+    }
+    float *out = (float *)job->o->data + at;
+    for (int i = 0; i < cols; i++) out[i] = bf16_to_f32(line[i]);
 }
 
 /* Rows [row, row + rows), columns [col, col + cols) of x. */
@@ -43,7 +44,7 @@ static void quantize_tile(const Job *job, int64_t row, int rows, int64_t col, in
     uint8_t codes[TILE][TILE], *out = (uint8_t *)job->o->data;
     for (int r = 0; r < rows; r++) {
         float v[TILE];
-        load_line(v, job->x, row + r, col, cols);
+        load_line(v, job, row + r, col, cols);
         if (job->o->form == FORM_VALUES) {
             round_values(job, v, row + r, col, cols);
             continue;
@@ -59,8 +60,8 @@ static void quantize_tile(const Job *job, int64_t row, int rows, int64_t col, in
 }
 
 void quantize_fp8_cpu(QOperand *o, const Quantizer *how, Tensor x) {
-    Job job = {o, x, fp8_format(formats[o->format].cell.elem), 1.0f,
-               o->form == FORM_PACKED && how->token_operand};
+    Job job = {
+        o, how, x, fp8_format(how->how.elem), 1.0f, o->form == FORM_PACKED && how->token_operand};
     job.scale = fp8_scale(job.format, *o->amax);
 #pragma omp parallel for schedule(static)
     for (int64_t row = 0; row < x.rows; row += TILE) {
