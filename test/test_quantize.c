@@ -692,8 +692,8 @@ CASE(wrong_arguments_abort) {
     EXPECT_ABORTS("does not fit top 256", s.row_how.how.top_scale = 256, setup_amax(&s));
     EXPECT_ABORTS("dither bits", s.row_how.how.rounding = ROUND_STOCHASTIC,
                   s.row_how.how.dither_bits = 4, setup_amax(&s));
-    EXPECT_ABORTS("does not know the format bf16", s.row_how.how.format = FORMAT_BF16,
-                  setup_amax(&s));
+    EXPECT_ABORTS("does not know blocks of bf16", s.row_how.how.elem = DT_BF16, setup_amax(&s));
+    EXPECT_ABORTS("format 2, cell's 8", s.row_how.how.format = FORMAT_UE5M3, setup_amax(&s));
     setup_free(&s), free(x.data);
 }
 
