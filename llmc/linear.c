@@ -238,8 +238,13 @@ static OperandRequest saved_request(LinearSaved *saved) {
     return request;
 }
 
+static void show_input(const Engine *e, const Linear *l, GemmKind g, Tensor x) {
+    if (e->observer) e->observer->input(e->observer->self, l, g, x);
+}
+
 QOperand linear_input(Engine *e, Linear *l, LinearSaved *saved, Tensor x) {
     QOperand row_x;
+    show_input(e, l, GEMM_FPROP, x);
     OperandRequest row = {GEMM_FPROP, SIDE_A, e->row_buffer, &row_x};
     make_operands(e, l, x, row, saved_request(e->training ? saved : NULL), 0);
     return row_x;
@@ -253,6 +258,7 @@ void linear_save_input(Engine *e, Linear *l, LinearSaved *saved, Tensor x) {
 LinearGrad linear_output_grad(Engine *e, Linear *l, Tensor dy) {
     LinearGrad grad;
     grad.dy = dy;
+    show_input(e, l, GEMM_DGRAD, dy);
     OperandRequest row = {GEMM_DGRAD, SIDE_A, e->row_buffer, &grad.row};
     OperandRequest token = {GEMM_WGRAD, SIDE_A, e->token_buffer, &grad.token};
     make_operands(e, l, dy, row, token, 0);
@@ -275,6 +281,7 @@ static void run_gemm(Engine *e, const Linear *l, GemmKind g, Tensor d, const QOp
                      const QOperand *b, GemmEpilogue epilogue) {
     e->quantized_gemms += linear_gemm_is_quantized(l, g);
     linear_multiply(e, d, a, b, epilogue);
+    if (e->observer) e->observer->product(e->observer->self, l, g, d, a, b);
 }
 
 void linear_forward(Engine *e, const Linear *l, Tensor out, const QOperand *x) {

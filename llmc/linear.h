@@ -33,6 +33,19 @@ typedef enum {
     NUM_FP4_GEMMS
 } Fp4Gemm;
 
+typedef struct Linear Linear;
+
+/* Who looks on while linears run; changes nothing. Both calls name the GEMM that the tensor is read
+   or written by first: an x that of fprop, a dy that of dgrad. */
+typedef struct {
+    void *self;
+    // x or dy, before operands are made of it
+    void (*input)(void *self, const Linear *l, GemmKind g, Tensor x);
+    // what fprop or dgrad wrote, as the next op will read it; of wgrad what was added to
+    void (*product)(void *self, const Linear *l, GemmKind g, Tensor d, const QOperand *a,
+                    const QOperand *b);
+} LinearObserver;
+
 /* What every layer needs in order to run. */
 typedef struct {
     Device *device;
@@ -48,9 +61,10 @@ typedef struct {
     Tensor row_buffer;           // scratch for the row operand of one linear, (1, bytes)
     Tensor token_buffer;         // scratch for the token operand of one dy, likewise
     int64_t quantized_gemms;     // counted as they run: the debug check on the plan
+    const LinearObserver *observer;   // NULL: none
 } Engine;
 
-typedef struct {
+struct Linear {
     char name[96];               // "blocks.3.attn.qkv"
     int id;                      // in order of declaration; names the layer in random draws
     int in, out;                 // features
@@ -60,7 +74,7 @@ typedef struct {
     // quantised weight for fprop and dgrad, (1, bytes); empty where plain or shared
     Tensor w_buffers[2];
     QOperand w[NUM_GEMMS];       // weight operands of fprop and dgrad
-} Linear;
+};
 
 /* What backward needs of the input. */
 typedef struct {

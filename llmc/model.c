@@ -474,12 +474,24 @@ static void replay_micro_step(Model *m) {
     e->quantized_gemms += r->quantized_gemms;
 }
 
+static void upload_batch(Model *m, const int32_t *tokens, const int32_t *targets, int B, int T) {
+    CHECK(m->engine.training, "a backward pass on a model that was placed for evaluation");
+    upload_tokens(m, m->tokens, tokens, B, T);
+    upload_tokens(m, m->targets, targets, B, T);
+}
+
+void model_pass(Model *m, const int32_t *tokens, const int32_t *targets, int B, int T,
+                float loss_scale) {
+    int64_t counted = m->engine.quantized_gemms;
+    upload_batch(m, tokens, targets, B, T);
+    micro_step(m, B, T, loss_scale);
+    m->engine.quantized_gemms = counted;
+}
+
 void model_forward_backward(Model *m, const int32_t *tokens, const int32_t *targets, int B, int T,
                             float loss_scale) {
     MicroStepRecording *r = &m->recorded;
-    CHECK(m->engine.training, "model_forward_backward on a model that was placed for evaluation");
-    upload_tokens(m, m->tokens, tokens, B, T);
-    upload_tokens(m, m->targets, targets, B, T);
+    upload_batch(m, tokens, targets, B, T);
     if (r->wanted && r->B == B && r->T == T && r->loss_scale == loss_scale) {
         replay_micro_step(m);
         return;

@@ -83,6 +83,9 @@ void model_zero_gradients(Model *m);
    and targets are host memory, (B,T). Recorded or not, it computes the same bits. */
 void model_forward_backward(Model *m, const int32_t *tokens, const int32_t *targets, int B, int T,
                             float loss_scale);
+/* The same, never recorded and without a trace in what is: for passes beside the training. */
+void model_pass(Model *m, const int32_t *tokens, const int32_t *targets, int B, int T,
+                float loss_scale);
 /* Forward only: adds the sum of the losses times loss_scale to state->loss. */
 void model_evaluate(Model *m, const int32_t *tokens, const int32_t *targets, int B, int T,
                     float loss_scale);
