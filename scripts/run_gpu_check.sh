@@ -170,6 +170,9 @@ sys.exit(failed)
 PYTHON
 }
 
+# A run's last checkpoint takes 1.5 GB.
+drop_checkpoints() { rm -rf "$out"/runs/*/ckpt; }
+
 # Steps small enough to make many of.
 small=(batch.micro=16 batch.total_tokens=32768 eval.every=0 eval.tokens=16384 ckpt.every=0)
 
@@ -181,6 +184,7 @@ stage_repeat() {
         train "repeat_${recipe}_again" "gpt2_124m_$recipe" "${keys[@]}"
         step "repeat_$recipe" 2 same_records 50 "$out/runs/repeat_${recipe}_once" \
             "$out/runs/repeat_${recipe}_again"
+        drop_checkpoints
     done
 }
 
@@ -213,6 +217,7 @@ stage_resume() {
     XDG_CACHE_HOME=$cache step resume_finished 2 "${command[@]}"
     rm -rf "$cache"
     step resume 2 same_records 40 "$out/runs/resume_whole" "$run"
+    drop_checkpoints
 }
 
 # Ten blocks in NVFP4 and two in BF16.
@@ -224,6 +229,7 @@ stage_recompute() {
         runs+=("$out/runs/recompute_$level")
     done
     step recompute 4 same_records 3 "${runs[@]}"
+    drop_checkpoints
 }
 
 stage_ranks() {

@@ -332,6 +332,7 @@ template <int VECS>
 static __device__ __forceinline__ void store_block_sums(float *out, const float sum[VECS][VEC],
                                                         const NormShape &s) {
     float *shared = reinterpret_cast<float *>(block_shared_memory());
+    copy_async_wait<0>();
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < VECS; i++) {
