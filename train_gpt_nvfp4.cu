@@ -159,8 +159,11 @@ static int due(int64_t step, int64_t every) { return every > 0 && step % every =
 
 static void validate(Run *r) {
     if (!r->val) return;
-    double loss = drop_nan_sign(eval_run(&r->evaluation, &r->model, r->comm));
-    metrics_validation(r->metrics, r->step, r->tokens, loss);
+    ValidationRecord record = {r->step, r->tokens, 0, r->config.eval.also_bf16, 0};
+    record.loss = drop_nan_sign(eval_run(&r->evaluation, &r->model, r->comm));
+    if (record.also_bf16)
+        record.loss_bf16 = drop_nan_sign(eval_run_plain(&r->evaluation, &r->model, r->comm));
+    metrics_validation(r->metrics, &record);
 }
 
 static void print_sample(Run *r, int index) {
@@ -277,7 +280,11 @@ static int verb_eval(int num_args, char **args) {
     }
     run_load_trained(&run);
     double loss = eval_run(&run.evaluation, &run.model, run.comm);
-    log_line("step %lld | val loss %.6f | %lld tokens | %s", (long long)run.step, loss,
+    char in_bf16[48] = "";
+    if (run.config.eval.also_bf16)
+        snprintf(in_bf16, sizeof(in_bf16), "in BF16 %.6f | ",
+                 eval_run_plain(&run.evaluation, &run.model, run.comm));
+    log_line("step %lld | val loss %.6f | %s%lld tokens | %s", (long long)run.step, loss, in_bf16,
              (long long)(run.evaluation.sequences * run.config.batch.seq_len), run.precision_tag);
     run_close(&run);
     return EXIT_DONE;

@@ -94,11 +94,16 @@ typedef struct {
         int lmhead_chunks, deterministic, cuda_graphs;
         RecomputeLevel recompute;
     } memory;
-    struct { int64_t every, tokens; int micro; } eval;
+    struct { int64_t every, tokens; int micro, also_bf16; } eval;
     // dir "": log.dir/ckpt
     struct { char dir[1024], resume[1024]; int64_t every, keep, major_every; } ckpt;
     struct { float skip_loss_z, skip_grad_z; NanPolicy nan; } guard;
-    struct { char dir[1024], reference[1024]; int64_t every; } log;
+    struct {
+        char dir[1024], reference[1024], telemetry_layers[96];
+        float reference_warn;         // percent; 0: never
+        int64_t every, telemetry_every;
+        int gradient_noise;
+    } log;
     struct {
         char prompt[4096];
         int64_t tokens, every;

@@ -160,6 +160,8 @@ const ConfigKey config_keys[] = {
      "tokens of a validation, always the same ones; 0: all of data.val", "llm.c -m (in batches)"},
     {KEY(INT, eval.micro), "0", 0, MAX_BATCH,
      "sequences of a validation's micro-batch; 0: batch.micro", NULL},
+    {KEY(BOOL, eval.also_bf16), "false", 0, 1,
+     "validate a second time with all linears in BF16, from the same weights", NULL},
 
     {KEY(STRING, ckpt.dir), "", 0, 0,
      "directory of checkpoints; empty: log.dir/ckpt", NULL},
@@ -185,6 +187,8 @@ const ConfigKey config_keys[] = {
      "directory of the run's record", "llm.c -o, nanoGPT out_dir"},
     {KEY(STRING, log.reference), "", 0, 0,
      "log.dir of a run to print the relative loss gap to", NULL},
+    {KEY(FLOAT, log.reference_warn), "0", 0, 1e6,
+     "warn once the gap to log.reference is above this many percent; 0: never", NULL},
     {KEY(INT64, log.every), "1", 1, 1 << 30,
      "steps between lines on the screen", "nanoGPT log_interval"},
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "common.h"
+#include "plain.h"
 
 Evaluation eval_open(const Config *c, const DataLoader *data) {
     Evaluation e = {data, 0, c->eval.micro, c->batch.seq_len, NULL, NULL};
@@ -59,4 +60,11 @@ double eval_run(Evaluation *e, Model *m, Comm *comm) {
         sum = partial;
     }
     return sum / (double)(e->sequences / e->micro);
+}
+
+double eval_run_plain(Evaluation *e, Model *m, Comm *comm) {
+    PlainPeriod period = plain_begin(m, 1u << GEMM_FPROP);
+    double loss = eval_run(e, m, comm);
+    plain_end(m, &period);
+    return loss;
 }

@@ -29,6 +29,8 @@ void eval_close(Evaluation *e);
 void eval_describe(const Evaluation *e, const Config *c, char *buffer, int size);
 /* Mean loss in nats a token. Every rank calls it and gets the same number. */
 double eval_run(Evaluation *e, Model *m, Comm *comm);
+/* The same of the same weights with all linears in the model's dtype. */
+double eval_run_plain(Evaluation *e, Model *m, Comm *comm);
 
 #ifdef __cplusplus
 }

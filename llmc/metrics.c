@@ -25,6 +25,7 @@ struct Metrics {
     double recent_ms[TIMED_STEPS];   // ring of step times, for the ETA
     int64_t num_timed;
     int64_t steps_seen;
+    int warned;   // of the gap
 };
 
 // --- text ---
@@ -146,6 +147,31 @@ static void write_run_json(const Metrics *m, int exit_code, const char *exit_rea
     cJSON_Delete(run);
 }
 
+static void warn_if_short(const Reference *reference, const char *dir, int64_t end_tokens) {
+    int64_t end = reference_end_tokens(reference);
+    if (end >= end_tokens) return;
+    log_warn("log.reference: '%s' ends at %" PRId64 " tokens, this run at %" PRId64
+             ": the lines after that have no gap",
+             dir, end, end_tokens);
+}
+
+/* The losses of an earlier part of the run, so that the gap goes on as if nothing had happened. */
+static void show_earlier_steps(const Metrics *m) {
+    char *path = format_string("%s/metrics.jsonl", m->options.dir), *rest;
+    char *text = read_text_file(path, WHAT, NULL);
+    for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
+        cJSON *json = cJSON_Parse(line);
+        const cJSON *tokens = cJSON_GetObjectItemCaseSensitive(json, "tokens");
+        const cJSON *loss = cJSON_GetObjectItemCaseSensitive(json, "train_loss");
+        if (loss && cJSON_IsNumber(tokens))
+            reference_train_gap(m->reference, (int64_t)tokens->valuedouble,
+                                (float)cJSON_GetNumberValue(loss));
+        cJSON_Delete(json);
+    }
+    free(text);
+    free(path);
+}
+
 Metrics *metrics_open(const MetricsOptions *options) {
     CHECK(options->print_every > 0, "print_every %d", options->print_every);
     Metrics *m = (Metrics *)xmalloc(sizeof(*m));
@@ -157,6 +183,8 @@ Metrics *metrics_open(const MetricsOptions *options) {
         log_line("gap: (loss - reference) / reference at equal tokens, mean of the last %d steps; "
                  "positive = worse than %s",
                  REFERENCE_WINDOW, options->reference);
+        warn_if_short(m->reference, options->reference,
+                      options->total_steps * options->tokens_per_step);
     }
     if (!m->has_files) return m;
     make_directory(options->dir, WHAT);
@@ -165,11 +193,16 @@ Metrics *metrics_open(const MetricsOptions *options) {
     if (options->first_step == 0) warn_if_replacing(m);
     m->jsonl = continue_file(m, "metrics.jsonl", step_of_json);
     m->main_log = continue_file(m, "main.log", step_of_main_log);
+    if (m->reference) show_earlier_steps(m);
     return m;
 }
 
-void metrics_check(const char *dir, const char *reference) {
-    if (reference[0]) reference_close(reference_open(reference));
+void metrics_check(const char *dir, const char *reference, int64_t end_tokens) {
+    if (reference[0]) {
+        Reference *r = reference_open(reference);
+        warn_if_short(r, reference, end_tokens);
+        reference_close(r);
+    }
     outfile_check_directory(dir, WHAT);
 }
 
@@ -233,7 +266,7 @@ static void print_step(const Metrics *m, const StepRecord *r, double tokens_per_
     log_line("%s", l.text);
 }
 
-static void write_step(Metrics *m, const StepRecord *r, double tokens_per_s) {
+static void write_step(Metrics *m, const StepRecord *r, double tokens_per_s, double gap) {
     Line l = {.used = 0};
     add(&l, "{\"step\":%" PRId64 ",\"tokens\":%" PRId64, r->step, r->tokens);
     add_json(&l, "train_loss", r->loss);
@@ -242,6 +275,7 @@ static void write_step(Metrics *m, const StepRecord *r, double tokens_per_s) {
     add_json(&l, "time_ms", r->time_ms);
     add_json(&l, "tokens_per_s", tokens_per_s);
     add_json(&l, "mfu", mfu_of(m, tokens_per_s));
+    if (isfinite(gap)) add_json(&l, "gap_percent", gap);
     if (r->skipped) add(&l, ",\"skipped\":true");
     if (!isfinite(r->loss) || !isfinite(r->grad_norm)) add(&l, ",\"nonfinite\":true");
     add(&l, "}\n");
@@ -253,30 +287,46 @@ static void write_step(Metrics *m, const StepRecord *r, double tokens_per_s) {
     write_line(&m->main_log, &main_log);
 }
 
+/* Once a run, and not of the first steps, whose mean is of few. */
+static void warn_of_gap(Metrics *m, const StepRecord *r, double gap) {
+    double limit = m->options.reference_warn;
+    if (limit == 0 || m->warned || !m->reference || !reference_is_smooth(m->reference)) return;
+    if (!(gap > limit)) return;
+    m->warned = 1;
+    log_warn("step %" PRId64 ": the loss is %.1f%% above that of %s, log.reference_warn is %g%%",
+             r->step + 1, gap, m->options.reference, limit);
+}
+
 void metrics_step(Metrics *m, const StepRecord *r) {
     const MetricsOptions *o = &m->options;
     double tokens_per_s = (double)o->tokens_per_step / (r->time_ms / 1000.0);
     double gap = m->reference ? reference_train_gap(m->reference, r->tokens, r->loss) : NAN;
     take_time(m, r->time_ms);
-    if (m->has_files) write_step(m, r, tokens_per_s);
+    if (m->has_files) write_step(m, r, tokens_per_s, gap);
+    warn_of_gap(m, r, gap);
     int is_end = r->step == o->first_step || r->step + 1 == o->total_steps;
     if (is_end || (r->step + 1) % o->print_every == 0) print_step(m, r, tokens_per_s, gap);
 }
 
-void metrics_validation(Metrics *m, int64_t step, int64_t tokens, double val_loss) {
-    double gap = m->reference ? reference_val_gap(m->reference, tokens, val_loss) : NAN;
+void metrics_validation(Metrics *m, const ValidationRecord *r) {
+    double gap = m->reference ? reference_val_gap(m->reference, r->tokens, r->loss) : NAN;
     Line l = {.used = 0};
-    add(&l, "step %" PRId64 "/%" PRId64 " | val loss %.4f", step, m->options.total_steps, val_loss);
+    add(&l, "step %" PRId64 "/%" PRId64 " | val loss %.4f", r->step, m->options.total_steps,
+        r->loss);
+    if (r->also_bf16) add(&l, " | in BF16 %.4f", r->loss_bf16);
     add_gap(&l, gap);
     log_line("%s", l.text);
     if (!m->has_files) return;
 
+    int is_finite = isfinite(r->loss) && (!r->also_bf16 || isfinite(r->loss_bf16));
     Line json = {.used = 0}, main_log = {.used = 0};
-    add(&json, "{\"step\":%" PRId64 ",\"tokens\":%" PRId64, step, tokens);
-    add_json(&json, "val_loss", val_loss);
-    add(&json, "%s}\n", isfinite(val_loss) ? "" : ",\"nonfinite\":true");
+    add(&json, "{\"step\":%" PRId64 ",\"tokens\":%" PRId64, r->step, r->tokens);
+    add_json(&json, "val_loss", r->loss);
+    if (r->also_bf16) add_json(&json, "val_loss_bf16", r->loss_bf16);
+    if (isfinite(gap)) add_json(&json, "gap_percent", gap);
+    add(&json, "%s}\n", is_finite ? "" : ",\"nonfinite\":true");
     write_line(&m->jsonl, &json);
-    add(&main_log, "s:%" PRId64 " tel:%.4f\n", step, val_loss);
+    add(&main_log, "s:%" PRId64 " tel:%.4f\n", r->step, r->loss);
     write_line(&m->main_log, &main_log);
 }
 

@@ -2,7 +2,9 @@
 metrics -- the record that a run leaves in log.dir, and the lines that it prints.
   metrics.jsonl         one object a line. A training step: step, tokens, train_loss, grad_norm, lr,
                         time_ms, tokens_per_s, mfu (share of the peak, null if that is unknown), and
-                        "skipped":true where the update was. A validation: step, tokens, val_loss.
+                        "skipped":true where the update was. A validation: step, tokens, val_loss,
+                        val_loss_bf16 with eval.also_bf16. Both with gap_percent where there is a
+                        gap to log.reference: positive = worse. Telemetry's lines: telemetry.h.
                         A value that is not finite is null, and "nonfinite":true stands beside it
   main.log              s:STEP trl:LOSS lr:LR norm:NORM   and   s:STEP tel:VALIDATION_LOSS
   run.json              what ran where, when, and how it ended (nulls while it runs)
@@ -27,6 +29,7 @@ extern "C" {
 typedef struct {
     const char *dir;   // log.dir; "": nothing is written, only printed (ranks other than 0 too)
     const char *reference;   // log.reference: directory of another run's record; "": none
+    double reference_warn;   // log.reference_warn, percent; 0: never
     const char *config;      // resolved, as JSON text
     const char *git_hash;
     const char *build;   // "cuda", "cpu", compiler: whatever tells builds apart
@@ -50,15 +53,23 @@ typedef struct {
     int skipped;
 } StepRecord;
 
+typedef struct {
+    int64_t step, tokens;   // of the step that follows it; seen so far
+    double loss;
+    int also_bf16;          // loss_bf16 was measured, too
+    double loss_bf16;       // of the same weights with all linears in BF16
+} ValidationRecord;
+
 typedef struct Metrics Metrics;
 
 /* Copies nothing: the strings live as long as the run. Dies with EXIT_DATA naming log.dir or
    log.reference and the file. */
 Metrics *metrics_open(const MetricsOptions *options);
-/* Dies where metrics_open would for these two, and leaves no file. */
-void metrics_check(const char *dir, const char *reference);
+/* Dies where metrics_open would for these two, and leaves no file. Warns of a reference that ends
+   before end_tokens. */
+void metrics_check(const char *dir, const char *reference, int64_t end_tokens);
 void metrics_step(Metrics *m, const StepRecord *r);
-void metrics_validation(Metrics *m, int64_t step, int64_t tokens, double val_loss);
+void metrics_validation(Metrics *m, const ValidationRecord *r);
 /* Completes run.json and frees. Fit for the hook of die(): a second failure ends the process. */
 void metrics_close(Metrics *m, int exit_code, const char *exit_reason);
 

@@ -102,6 +102,12 @@ double reference_train_gap(Reference *r, int64_t tokens, double loss) {
     return percent_above(run_sum, reference_sum);   // NaN before the first pair
 }
 
+int reference_is_smooth(const Reference *r) { return r->num_pairs >= REFERENCE_WINDOW; }
+
+int64_t reference_end_tokens(const Reference *r) {
+    return (int64_t)r->train.points[r->train.count - 1].tokens;
+}
+
 double reference_val_gap(const Reference *r, int64_t tokens, double loss) {
     return percent_above(loss, curve_at(&r->val, (double)tokens));
 }

@@ -25,6 +25,10 @@ Reference *reference_open(const char *dir);
 void reference_close(Reference *r);
 /* Takes one training loss in and returns the gap over the last steps, NaN where there is none. */
 double reference_train_gap(Reference *r, int64_t tokens, double loss);
+/* 1 once a training gap is of as many steps as it can be. */
+int reference_is_smooth(const Reference *r);
+/* Where its training losses end. */
+int64_t reference_end_tokens(const Reference *r);
 double reference_val_gap(const Reference *r, int64_t tokens, double loss);
 
 #ifdef __cplusplus

@@ -27,7 +27,7 @@ void run_claim_directories(Run *r) {
 
 void run_check_directories(const Run *r) {
     const Config *c = &r->config;
-    metrics_check(c->log.dir, c->log.reference);
+    metrics_check(c->log.dir, c->log.reference, r->steps * r->step_tokens);
     outfile_check_directory(c->ckpt.dir, "ckpt.dir");
 }
 
@@ -56,6 +56,7 @@ void run_record_open(Run *r) {
     MetricsOptions options = {
         .dir = r->comm->rank == 0 ? c->log.dir : "",
         .reference = c->log.reference,
+        .reference_warn = c->log.reference_warn,
         .config = r->config_json,
         .git_hash = version_git_hash(),
         .build = version_build(),

@@ -45,6 +45,11 @@ static MetricsOptions options_of(const char *dir) {
     return o;
 }
 
+static void validate(Metrics *m, int64_t step, int64_t tokens, double loss) {
+    ValidationRecord r = {step, tokens, loss, 0, 0};
+    metrics_validation(m, &r);
+}
+
 static StepRecord record_of(int64_t step, double loss) {
     StepRecord r = {step, (step + 1) * 524288, loss, 0.61, 6e-4f, 812.4, NAN, NAN, 0};
     return r;
@@ -95,7 +100,7 @@ CASE(lines_of_the_files) {
     o.print_every = 1000;   // files hold every step all the same
     Metrics *m = metrics_open(&o);
     capture_begin();
-    metrics_validation(m, 0, 0, 10.984375);
+    validate(m, 0, 0, 10.984375);
     for (int64_t step = 0; step < 3; step++) {
         StepRecord r = record_of(step, 4.10234546661377);
         r.time_ms = 500;
@@ -103,7 +108,7 @@ CASE(lines_of_the_files) {
         if (step == 2) r.grad_norm = INFINITY;
         metrics_step(m, &r);
     }
-    metrics_validation(m, 3, 3 * 524288, NAN);
+    validate(m, 3, 3 * 524288, NAN);
     metrics_close(m, 0, "done");
     free(capture_end());
     expect_content(
@@ -195,7 +200,7 @@ static void run_steps(const char *dir, int64_t begin, int64_t end) {
     Metrics *m = metrics_open(&o);
     for (int64_t step = begin; step < end; step++) {
         StepRecord r = record_of(step, 5.0 - 0.01 * (double)step);
-        if (step % 2 == 0) metrics_validation(m, step, step * 524288, 6.0 - 0.01 * (double)step);
+        if (step % 2 == 0) validate(m, step, step * 524288, 6.0 - 0.01 * (double)step);
         metrics_step(m, &r);
     }
     metrics_close(m, 0, "done");
@@ -336,7 +341,7 @@ static char *printed_with_reference(const char *dir, const int64_t *tokens, cons
         StepRecord r = record_of(i, losses[i]);
         r.tokens = tokens[i];
         metrics_step(m, &r);
-        if (i == 0) metrics_validation(m, 0, tokens[0], 5.5);
+        if (i == 0) validate(m, 0, tokens[0], 5.5);
     }
     metrics_close(m, 0, "done");
     return capture_end();
@@ -368,6 +373,103 @@ CASE(gap_is_of_the_last_steps) {
     expect_in_line(text, "step 40/1000", "| gap +47.5% |");   // half of each
     expect_in_line(text, "step 49/1000", "| gap +0.2% |");    // one of twenty left
     expect_in_line(text, "step 50/1000", "| gap -5.0% |");
+    free(text);
+}
+
+CASE(gap_is_in_the_files_and_goes_on_after_a_resume) {
+    const char *whole = test_scratch("gap_whole"), *parts = test_scratch("gap_parts");
+    const int ends[2][2] = {{12, 12}, {7, 12}};   // in one go; interrupted after 7
+    for (int run = 0; run < 2; run++) {
+        MetricsOptions o = options_of(run ? parts : whole);
+        o.reference = reference_run(run ? "gap_ref2" : "gap_ref");
+        o.print_every = 1000;
+        capture_begin();
+        for (int part = 0, step = 0; step < ends[run][1]; part++) {
+            o.first_step = step;
+            Metrics *m = metrics_open(&o);
+            for (; step < ends[run][part]; step++) {
+                StepRecord r = record_of(step, (float)(4.0 + 0.1 * step));
+                r.tokens = 1000;
+                metrics_step(m, &r);
+            }
+            metrics_close(m, 0, "done");
+        }
+        free(capture_end());
+    }
+    expect_same_files(parts, whole, "metrics.jsonl");
+    char *text = content(whole, "metrics.jsonl");
+    expect_in_line(text, "\"step\":4,", "\"gap_percent\":5}");   // mean of 4.0 .. 4.4 to 4.0
+    free(text);
+}
+
+CASE(gap_of_a_validation_and_its_loss_in_bf16) {
+    const char *dir = test_scratch("val_bf16");
+    MetricsOptions o = options_of(dir);
+    o.reference = reference_run("ref_val");
+    capture_begin();
+    Metrics *m = metrics_open(&o);
+    ValidationRecord r = {4, 1000, 5.5, 1, 5.25};
+    metrics_validation(m, &r);
+    r.loss_bf16 = NAN;
+    r.tokens = 7;   // before the reference
+    metrics_validation(m, &r);
+    metrics_close(m, 0, "done");
+    char *text = capture_end();
+    expect_in_line(text, "step 4/1000",
+                   "step 4/1000 | val loss 5.5000 | in BF16 5.2500 | gap +10.0%");
+    free(text);
+    expect_content(dir, "metrics.jsonl",
+                   "{\"step\":4,\"tokens\":1000,\"val_loss\":5.5,\"val_loss_bf16\":5.25,"
+                   "\"gap_percent\":10}\n"
+                   "{\"step\":4,\"tokens\":7,\"val_loss\":5.5,\"val_loss_bf16\":null,"
+                   "\"nonfinite\":true}\n");
+}
+
+/* What goes to standard error when `count` steps have the losses. */
+static char *warnings_of(const char *name, double limit, int64_t tokens_per_step,
+                         const double *losses, int count) {
+    MetricsOptions o = options_of("");
+    o.reference = reference_run(name);
+    o.reference_warn = limit;
+    o.tokens_per_step = tokens_per_step;
+    int kept = dup(STDERR_FILENO);
+    capture_begin();
+    if (!freopen(test_scratch("stderr"), "w", stderr)) perror("stderr");
+    Metrics *m = metrics_open(&o);
+    for (int i = 0; i < count; i++) {
+        StepRecord r = record_of(i, losses[i]);
+        r.tokens = 1000;
+        metrics_step(m, &r);
+    }
+    metrics_close(m, 0, "done");
+    fflush(stderr);
+    dup2(kept, STDERR_FILENO);
+    close(kept);
+    free(capture_end());
+    return content(test_temp_dir(), "stderr");
+}
+
+CASE(a_gap_past_the_limit_is_warned_of_once) {
+    double losses[60];
+    for (int i = 0; i < 60; i++) losses[i] = i < 2 ? 80.0 : i < 30 ? 4.0 : 4.4;
+    char *text = warnings_of("warn1", 3.0, 3, losses, 60);
+    expect_in_line(text, "step 20: the loss is 190.0% above", "log.reference_warn is 3%");
+    const char *first = strstr(text, "reference_warn");
+    EXPECT(first && !strstr(first + 1, "reference_warn"), "%s", text);
+    free(text);
+    losses[0] = losses[1] = 4.0;
+    text = warnings_of("warn2", 3.0, 3, losses, 60);
+    expect_in_line(text, "step 37: the loss is 3.5% above", "log.reference_warn");   // 7 of 20
+    free(text);
+    text = warnings_of("warn3", 10.5, 3, losses, 60);
+    EXPECT(text[0] == '\0', "%s", text);
+    free(text);
+}
+
+CASE(a_reference_that_ends_early_is_said) {
+    double loss = 4.0;
+    char *text = warnings_of("short", 0, 4, &loss, 1);   // 4000 tokens in all
+    expect_in_line(text, "log.reference", "ends at 3000 tokens, this run at 4000");
     free(text);
 }
 
