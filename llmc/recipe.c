@@ -192,9 +192,9 @@ int operand_is_plain_nvfp4(const Operand *o) {
 DType operand_values_dtype(const Operand *o) {
     if (o->elem == DT_F32) return DT_F32;
     if (!operand_has_blocks(o)) return DT_BF16;
-    int too_long =
-        o->scale == DT_F32 || o->scale == DT_E1M6 || o->outer || o->scale_rule == RULE_ENCODE;
-    return too_long ? DT_F32 : DT_BF16;
+    if (o->outer || o->scale_rule == RULE_ENCODE) return DT_F32;
+    int bits = minifloat(o->elem).mantissa_bits + 1 + minifloat(o->scale).mantissa_bits + 1;
+    return bits > minifloat(DT_BF16).mantissa_bits + 1 ? DT_F32 : DT_BF16;
 }
 
 float operand_elem_max(const Operand *o) { return minifloat(o->elem).max; }

@@ -14,6 +14,9 @@ memory on the host.
 #include "../llmc/ops/quantize.h"
 #include "../llmc/rng.h"
 
+/* Of test.h, of the bits of a float. */
+#define EXPECT_HEX(got, want_bits, ...) EXPECT_EQ_I64(bits_from_f32(got), want_bits, __VA_ARGS__)
+
 // --- inputs ---
 
 typedef enum {
@@ -65,6 +68,11 @@ static inline Operand nvfp4_cell(void) {
     return formats[FORMAT_NVFP4].cell;
 }
 
+/* MXFP4 as its format has it. */
+static inline Operand mxfp4_rows(void) {
+    return formats[FORMAT_MXFP4].cell;
+}
+
 /* Of a format without blocks. */
 static inline Operand fp8_cell(FormatId format) {
     return formats[format].cell;
@@ -104,13 +112,14 @@ static inline QOperand setup_operand(OperandForm form, Operand how, int64_t rows
     memset(&o, 0, sizeof(o));
     o.form = form;
     o.format = how.format;
-    o.dtype = DT_BF16;
+    o.dtype = operand_values_dtype(&how);
     o.dequant_div = quantize_dequant_div(&how);
     o.rows = rows;
     o.k = k;
     o.k_contiguous = form == FORM_PACKED || !token;
     o.data = xmalloc(form == FORM_PACKED ? quantize_codes_bytes(how.format, rows, k)
-                                         : dtype_bytes(DT_BF16, rows * k));
+                                         : dtype_bytes(o.dtype, rows * k));
+    if (how.mask) o.mask = (uint8_t *)xmalloc((size_t)(rows * k / 8));
     if (form != FORM_PACKED || !format_has_blocks(how.format)) return o;
     o.scales = (uint8_t *)xmalloc(quantize_scales_bytes(rows, k));
     memset(o.scales, 0xFF,
@@ -144,12 +153,19 @@ static inline void setup_make(Setup *s, Tensor x, OperandForm form, Operand row,
 }
 
 static inline void setup_free(Setup *s) {
-    free(s->row.data), free(s->row.scales), free(s->token.data), free(s->token.scales);
+    free(s->row.data), free(s->row.scales), free(s->row.mask);
+    free(s->token.data), free(s->token.scales), free(s->token.mask);
 }
 
 static inline size_t setup_bytes(const QOperand *o) {
     return o->form == FORM_PACKED ? quantize_codes_bytes(o->format, o->rows, o->k)
                                   : dtype_bytes(o->dtype, o->rows * o->k);
+}
+
+/* Value i of FORM_VALUES, as it lies. */
+static inline float setup_value(const QOperand *o, int64_t i) {
+    return o->dtype == DT_F32 ? ((const float *)o->data)[i]
+                              : bf16_to_f32(((const bf16_t *)o->data)[i]);
 }
 
 static inline void setup_amax(Setup *s) {

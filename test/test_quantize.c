@@ -14,8 +14,6 @@ and the vectorised path against the reference bit for bit. Statistics: test_quan
 #include "quantize_setup.h"
 #include "test.h"
 
-#define EXPECT_HEX(got, want_bits, ...) EXPECT_EQ_I64(bits_from_f32(got), want_bits, __VA_ARGS__)
-
 // --- worked vectors ---
 
 typedef struct {

@@ -42,9 +42,9 @@ scale (operand_top_scale), fl() one FP32 rounding.
             taken where its error is smaller.
   eden      u = f32(6 / (17/16 * 0.93)), g = fl(m_t / fl(256 u)), 1 when m_t is 0; s = nearest to
             fl(m_b / fl(g u)); mult = min(fl(1 / fl(s g)), FLT_MAX); q to nearest;
-            r = fl(fl(q s) g); S = fl(sum fl(v v) / sum fl(v r)), pairwise, 1 where the divisor is not above 0;
-            scale = fl(S s) rounded to E4M3: stochastically with 16 bits (word 0 of the block's
-            group of draws, low half) from 2^-6 on, to nearest below; saturating
+            r = fl(fl(q s) g); S = fl(sum fl(v v) / sum fl(v r)), pairwise, 1 where the divisor is
+            not above 0; scale = fl(S s) rounded to E4M3: stochastically with 16 bits (word 0 of the
+            block's group of draws, low half) from 2^-6 on, to nearest below; saturating
   mask      keeps an element where |y| < E
 Pairwise sums: neighbours first, of as many elements as the block has (a power of two; a missing
 element at the edge of a tensor is 0).
@@ -58,7 +58,8 @@ f32(1 / sqrt(d)), rounded to bf16. Fixed signs: the low d bits of HADAMARD_SIGNS
 counter {0, 0, RNG_STREAM_SIGNS | tag >> 4, step}, four words, bit i of the 128 for element i.
 
   source    dev/NUMERICS.md 1 to 5, which names papers and equations
-  tests     test_cell.c; test_recipe_vectors.c against an independent implementation in numpy
+  tests     test_cell.c, test_cell_operands.c, test_cell_statistics.c, test_hadamard.c;
+            test_recipe_vectors.c against an independent implementation in numpy
 */
 #ifndef LLMC_OPS_CELL_H
 #define LLMC_OPS_CELL_H

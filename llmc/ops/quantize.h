@@ -8,14 +8,15 @@ Operands of one tensor x (R,C):
                  rows = C, k = R
   A square tile (16 x 16 elements share a scale) serves both directions.
 Forms:
-  FORM_VALUES   the decoded values E2M1 * E4M3, or E4M3, or E5M2, without the tensor scale (exact in
-                bf16), in x's own layout: (R,C). k_contiguous is 1 for a row operand, 0 for a token
-                operand
+  FORM_VALUES   the decoded values E2M1 * E4M3, or E4M3, or E5M2, or another cell's (ops/cell.h),
+                without the tensor scale, in bf16 where it holds them (operand_values_dtype) or in
+                f32, in x's own layout: (R,C). k_contiguous is 1 for a row operand, 0 for a token
+                operand. A cell that is not quantised: the tensor, converted
   FORM_PACKED   codes, contraction contiguous. NVFP4: (rows, k/2) bytes, even k in the low nibble;
                 block scales in the 128 x 4 tiled layout of quantize_scale_offset, padding zeroed.
                 E4M3, E5M2: (rows, k) bytes, no block scales. What native GEMMs take.
 
-NVFP4, arithmetic 2 (dev/NUMERICS.md 2.1-2.2), every step one FP32 rounding:
+Cells in general: ops/cell.h. Of those, plain NVFP4, arithmetic 2 (dev/NUMERICS.md 2.1-2.2), every step one FP32 rounding:
   S_enc = min(top * 6 / amax, FLT_MAX), 1 when amax is 0;  S_dec = 1 / S_enc
   s = amax_b * (S_enc * f32(1/6));  s8 = E4M3(min(s, FLT_MAX))
   coeff = min(1 / (s8 * S_dec), FLT_MAX)
@@ -31,13 +32,13 @@ The tensor's decode scale in alpha is amax * 1 / max, which is within an ulp or 
 amax of 0 makes it 0 beside codes that are all 0. Below an amax of max / FLT_MAX, about 1e-36, it
 is smaller than 1 / scale: such tensors decode to less than they held.
 
-Hadamard (dev/NUMERICS.md 4): each group of 16 along the contraction: signs first (element i is
+Its Hadamard transform (dev/NUMERICS.md 4): each group of 16 along the contraction: signs first (element i is
 negated when bit i of 0xD7E8 is set), butterflies of stride 1, 2, 4, 8 in f32, times 0.25, rounded
 to bf16; amax and block maxima are those of the transformed, rounded values.
 
   shapes    R and C multiples of 16 for what is quantised (recipe_error has refused the rest with a
             message)
-  dtypes    x bf16 (f32 on the CPU too; the transform then still rounds to bf16); values bf16
+  dtypes    x bf16 (f32 on the CPU too; the transform then still rounds to bf16); values bf16 or f32
   numerics  bit for bit the same codes and scales on CPU and CUDA; but for codes under
             Quantizer.hardware_rounding, which the CPU does not know
   random    rng.h: Quantizer.tag without sub-draw, key Quantizer.seed, step and token base from
@@ -47,7 +48,8 @@ to bf16; amax and block maxima are those of the transformed, rounded values.
   scratch   none
   source    NVIDIA TransformerEngine's arithmetic as specified in dev/NUMERICS.md; PTX ISA cvt
             (packing order)
-  tests     test_quantize.c: vectors V1-V12, invariants; test_quantize_cuda.cu: bit-exact;
+  tests     test_quantize.c: vectors V1-V12, invariants; test_cell*.c: every cell;
+            test_quantize_cuda.cu: bit-exact;
             test_quantize_fp8.c, test_quantize_fp8_cuda.cu: the same of E4M3 and E5M2
 */
 #ifndef LLMC_OPS_QUANTIZE_H
