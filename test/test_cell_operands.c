@@ -1,6 +1,6 @@
 /*
 test_cell_operands -- operands of every cell of every recipe, as the CPU reference makes them: both
-directions agree, a tensor's edge is one of zeros beyond, transforms and sources are what the ops and
+directions agree, beyond a tensor's edge are zeros, transforms and sources are what the ops and
 numbers say, masks show what clipped, f32 values are the bf16 ones where both hold them.
 */
 #include "../llmc/common.h"

@@ -16,7 +16,9 @@ Forms:
                 block scales in the 128 x 4 tiled layout of quantize_scale_offset, padding zeroed.
                 E4M3, E5M2: (rows, k) bytes, no block scales. What native GEMMs take.
 
-Cells in general: ops/cell.h. Of those, plain NVFP4, arithmetic 2 (dev/NUMERICS.md 2.1-2.2), every step one FP32 rounding:
+The arithmetic of all cells is ops/cell.h's. What it comes to for the plain ones:
+
+NVFP4, arithmetic 2 (dev/NUMERICS.md 2.1-2.2), every step one FP32 rounding:
   S_enc = min(top * 6 / amax, FLT_MAX), 1 when amax is 0;  S_dec = 1 / S_enc
   s = amax_b * (S_enc * f32(1/6));  s8 = E4M3(min(s, FLT_MAX))
   coeff = min(1 / (s8 * S_dec), FLT_MAX)
@@ -32,9 +34,9 @@ The tensor's decode scale in alpha is amax * 1 / max, which is within an ulp or 
 amax of 0 makes it 0 beside codes that are all 0. Below an amax of max / FLT_MAX, about 1e-36, it
 is smaller than 1 / scale: such tensors decode to less than they held.
 
-Its Hadamard transform (dev/NUMERICS.md 4): each group of 16 along the contraction: signs first (element i is
-negated when bit i of 0xD7E8 is set), butterflies of stride 1, 2, 4, 8 in f32, times 0.25, rounded
-to bf16; amax and block maxima are those of the transformed, rounded values.
+Hadamard of 16 with fixed signs (dev/NUMERICS.md 4): each group of 16 along the contraction: signs
+first (element i is negated when bit i of 0xD7E8 is set), butterflies of stride 1, 2, 4, 8 in f32,
+times 0.25, rounded to bf16; amax and block maxima are those of the transformed, rounded values.
 
   shapes    R and C multiples of 16 for what is quantised (recipe_error has refused the rest with a
             message)
@@ -74,11 +76,12 @@ typedef struct {
     void *data;
     uint8_t *scales;     // PACKED, with blocks: quantize_scales_bytes(rows, k) bytes; else NULL
     float *amax;         // device scalar; NULL when the format has no tensor scale (factor 1)
-    float dequant_div;   // the tensor's decode scale is *amax / dequant_div, 1 / dequant_div without
+    // the tensor's decode scale is *amax / dequant_div, 1 / dequant_div without amax
+    float dequant_div;
     int64_t rows, k;     // logical shape; k runs along the contraction
     int k_contiguous;
-    // fprop operands whose cell has a mask: (rows, k / 8) bytes, bit i of a byte for element i of its
-    // eight: 1 where it did not clip; else NULL
+    // fprop operands whose cell has a mask: (rows, k / 8) bytes, bit i of a byte for element i of
+    // its eight: 1 where it did not clip; else NULL
     uint8_t *mask;
     // PACKED: k is cut into so many equal parts, each an operand (rows, k / slices) of its own,
     // codes and scales one part after the other; 0 is 1
