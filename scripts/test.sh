@@ -13,6 +13,8 @@ check "build without CUDA" make -s "$jobs" build/cpu/train_gpt_nvfp4
 check "layering, sizes, headers" make -s includes
 check "config reference of README.md" python3 scripts/update_readme.py --check
 check "fixtures are what their generator makes" .venv/bin/python dev/make_fixtures.py --check
+check "recipe vectors are what their generator makes" \
+    .venv/bin/python test/make_recipe_vectors.py --check
 suite "make test" make -s -k "$jobs" test
 shopt -s nullglob
 scripted=(test/test_*.py test/test_*.sh)

@@ -1,0 +1,337 @@
+/*
+test_recipe_vectors -- what every recipe's operands are, against an independent implementation:
+test/fixtures/recipe_vectors.txt is what test/recipe_numpy.py, written from the specification, makes
+of the tensors of recipe_inputs.h; its lines are described in test/fixtures/README.md. Compared bit
+for bit: decoded values, maxima, divisors and masks of the operands as a linear layer makes them;
+codes and block scales where native GEMMs take them; cells that no recipe has; NVFP4 over the whole
+range of numbers.
+*/
+#include "../llmc/linear.h"
+#include "../llmc/rng.h"
+#include "recipe_inputs.h"
+#include "test.h"
+
+enum {
+    TOKENS = 128,
+    IN = 128,
+    OUT = 256,
+    LINEAR = 3,
+    SWEEP_LINEAR = 5,
+    STEP = 100,
+    TOKEN_BASE = 1152,
+    RUN = 8,   // values printed of one row
+    MAX_ENTRIES = 512
+};
+static const uint64_t SEED = 0x0123456789ABCDEF;
+
+// --- the fixture ---
+
+/* One operand. Texts are hexadecimal, or "-" where there is none. */
+typedef struct {
+    char section[16], name[32], gemm[8], operand[8];   // of a sweep: number, "row" or "token", "-"
+    char cell[256];
+    char dtype[8], values[12], amax[12], div[12], mask[12], codes[12], scales[12];
+    int num_runs;
+    struct {
+        int row, k;
+        char words[96];
+    } runs[2];
+} Entry;
+
+static struct {
+    char inputs[4][12];
+    Entry entries[MAX_ENTRIES];
+    int count;
+    char text[1 << 18];
+} fixture;
+
+static void read_line(const char *line) {
+    Entry *e = &fixture.entries[fixture.count - 1];
+    char section[16], name[32], gemm[8], operand[8];
+    operand[0] = '\0';
+    if (sscanf(line, "inputs %11s %11s %11s %11s", fixture.inputs[0], fixture.inputs[1],
+               fixture.inputs[2], fixture.inputs[3]) == 4)
+        return;
+    int words = sscanf(line, "%15s %31s %7s %7s", section, name, gemm, operand);
+    if (words >= 3 && (!strcmp(section, "recipe") || !strcmp(section, "sweep"))) {
+        CHECK(fixture.count < MAX_ENTRIES, "more than %d operands", MAX_ENTRIES);
+        e = &fixture.entries[fixture.count++];
+        memcpy(e->section, section, sizeof(section));
+        memcpy(e->name, name, sizeof(name));
+        memcpy(e->gemm, gemm, sizeof(gemm));
+        memcpy(e->operand, operand, sizeof(operand));
+    } else if (!strcmp(section, "cell")) {
+        snprintf(e->cell, sizeof(e->cell), "%s", line + strlen("cell "));
+    } else if (!strcmp(section, "made")) {
+        int got = sscanf(line,
+                         "made dtype=%7s values=%11s amax=%11s div=%11s mask=%11s codes=%11s "
+                         "scales=%11s",
+                         e->dtype, e->values, e->amax, e->div, e->mask, e->codes, e->scales);
+        CHECK(got == 7, "fixture: %s", line);
+    } else if (!strcmp(section, "at")) {
+        int at = e->num_runs++;
+        CHECK(at < 2 && sscanf(line, "at %d %d %95[^\n]", &e->runs[at].row, &e->runs[at].k,
+                               e->runs[at].words) == 3,
+              "fixture: %s", line);
+    }
+}
+
+/* Reads the file once; its lines end in '\0' afterwards. */
+static const char *read_fixture(void) {
+    if (fixture.count) return fixture.text;
+    FILE *f = fopen("test/fixtures/recipe_vectors.txt", "r");
+    CHECK(f, "no test/fixtures/recipe_vectors.txt here");
+    size_t bytes = fread(fixture.text, 1, sizeof(fixture.text) - 1, f);
+    fclose(f);
+    for (char *line = fixture.text, *end; (end = strchr(line, '\n')); line = end + 1) {
+        *end = '\0';
+        read_line(line);
+    }
+    CHECK(bytes < sizeof(fixture.text) - 1 && fixture.count > 0, "the fixture does not fit");
+    return fixture.text;
+}
+
+static uint32_t hex(const char *text) { return (uint32_t)strtoul(text, NULL, 16); }
+
+/* Sets fields of a cell from "key=value key=value", as rules of a config do. */
+static Operand cell_of(const char *text) {
+    Rule rule = rule_default();
+    char copy[256];
+    snprintf(copy, sizeof(copy), "%s", text);
+    for (char *word = strtok(copy, " "); word; word = strtok(NULL, " ")) {
+        char *value = strchr(word, '=');
+        CHECK(value, "fixture: %s", text);
+        *value++ = '\0';
+        const char *error = rule_set(&rule, word, value);
+        CHECK(!error, "%s", error);
+    }
+    return recipe_resolve(recipe_find("bf16"), &rule, 1, "any").cell[GEMM_FPROP][SIDE_A];
+}
+
+// --- comparisons ---
+
+static void expect_text(const char *got, const char *want, const char *what, const Entry *e) {
+    EXPECT(strcmp(got, want) == 0, "%s %s %s %s: %s is %s, want %s (%s)", e->section, e->name,
+           e->gemm, e->operand, what, got, want, e->cell);
+}
+
+static void expect_word(uint32_t got, const char *want, const char *what, const Entry *e) {
+    char text[12];
+    snprintf(text, sizeof(text), "%08x", (unsigned)got);
+    expect_text(text, want, what, e);
+}
+
+static float value_at(const QOperand *q, int64_t i) {
+    return q->dtype == DT_F32 ? ((const float *)q->data)[i]
+                              : bf16_to_f32(((const bf16_t *)q->data)[i]);
+}
+
+/* A few values in a row of the operand. */
+static void expect_run(const QOperand *q, const Entry *e, int run) {
+    char got[96], what[48];
+    int at = 0;
+    for (int i = 0; i < RUN; i++) {
+        int64_t row = e->runs[run].row, k = e->runs[run].k + i;
+        float value = value_at(q, q->k_contiguous ? row * q->k + k : k * q->rows + row);
+        uint32_t bits = bits_from_f32(value);
+        const char *space = i ? " " : "";
+        at += q->dtype == DT_F32
+                  ? snprintf(got + at, sizeof(got) - (size_t)at, "%s%08x", space, (unsigned)bits)
+                  : snprintf(got + at, sizeof(got) - (size_t)at, "%s%04x", space,
+                             (unsigned)(bits >> 16));
+    }
+    snprintf(what, sizeof(what), "row %d from %d on", e->runs[run].row, e->runs[run].k);
+    expect_text(got, e->runs[run].words, what, e);
+}
+
+static void expect_values(const QOperand *q, const Entry *e) {
+    REQUIRE(q->form == FORM_VALUES, "%s %s %s", e->name, e->gemm, e->operand);
+    expect_text(dtype_info[q->dtype].name, e->dtype, "dtype", e);
+    expect_word(bits_from_f32(q->dequant_div), e->div, "divisor", e);
+    if (e->amax[0] == '-') EXPECT(!q->amax, "%s %s %s: a maximum", e->name, e->gemm, e->operand);
+    else expect_word(q->amax ? bits_from_f32(*q->amax) : 0, e->amax, "maximum in use", e);
+    for (int i = 0; i < e->num_runs; i++) expect_run(q, e, i);
+    uint32_t crc = 0;
+    for (int64_t i = 0; i < q->rows * q->k; i++) {
+        float value = value_at(q, i);
+        crc = crc32_update(crc, &value, sizeof(value));
+    }
+    expect_word(crc, e->values, "CRC of values", e);
+    if (e->mask[0] != '-') {
+        REQUIRE(q->mask, "%s %s %s: no mask", e->name, e->gemm, e->operand);
+        crc = crc32_update(0, q->mask, (size_t)(q->rows * q->k / 8));
+        expect_word(crc, e->mask, "CRC of mask", e);
+    }
+}
+
+// --- operands by the ops ---
+
+static StepState state;   // of every quantiser here
+
+/* One operand of x by the CPU's ops; its memory is the caller's to free. */
+typedef struct {
+    QOperand q;
+    Quantizer how;
+    float amax;
+} Single;
+
+static void begin_single(Single *s, Operand cell, Tensor x, OperandForm form, int token_operand) {
+    memset(s, 0, sizeof(*s));
+    state.step = STEP;
+    state.token_base = TOKEN_BASE;
+    s->how.how = cell;
+    s->how.token_operand = token_operand;
+    s->how.rows_are_tokens = cell.tile != TILE_SQUARE;
+    s->how.tag = rng_quantize_tag(SWEEP_LINEAR, 1 + (uint32_t)token_operand, 0, 0);
+    s->how.seed = SEED;
+    s->how.state = &state;
+    QOperand *q = &s->q;
+    q->form = form;
+    q->format = cell.format;
+    q->dtype = operand_values_dtype(&cell);
+    q->dequant_div = quantize_dequant_div(&cell);
+    q->rows = token_operand ? x.cols : x.rows;
+    q->k = token_operand ? x.rows : x.cols;
+    q->k_contiguous = form == FORM_PACKED || !token_operand;
+    q->amax = cell.amax == AMAX_NONE ? NULL : &s->amax;
+    if (form == FORM_PACKED) {
+        size_t scale_bytes = operand_has_blocks(&cell) ? quantize_scales_bytes(q->rows, q->k) : 0;
+        q->data = xmalloc(quantize_codes_bytes(cell.format, q->rows, q->k));
+        if (scale_bytes) q->scales = (uint8_t *)memset(xmalloc(scale_bytes), 0xFF, scale_bytes);
+        return;
+    }
+    q->data = xmalloc(dtype_bytes(q->dtype, q->rows * q->k));
+    if (cell.mask && !token_operand) q->mask = (uint8_t *)xmalloc((size_t)(q->rows * q->k / 8));
+}
+
+static void end_single(Single *s) { free(s->q.data), free(s->q.scales), free(s->q.mask); }
+
+/* amax: bits of a maximum kept from an earlier step, else NULL. */
+static void make_single(Single *s, Tensor x, const char *amax) {
+    QOperand *row = s->how.token_operand ? NULL : &s->q;
+    QOperand *token = s->how.token_operand ? &s->q : NULL;
+    const Quantizer *row_how = row ? &s->how : NULL, *token_how = token ? &s->how : NULL;
+    amax_pair_cpu(NULL, row, row_how, token, token_how, x);
+    if (amax) s->amax = f32_from_bits(hex(amax));
+    quantize_pair_cpu(NULL, row, row_how, token, token_how, x);
+}
+
+static const char *kept_amax(const Entry *e, const Operand *cell) {
+    return cell->amax == AMAX_DELAYED || cell->amax == AMAX_HELD ? e->amax : NULL;
+}
+
+/* The operand's codes and block scales, of a tag and rows that are the entry's. */
+static void expect_packed(const Entry *e, Tensor x, int token_operand, uint32_t tag,
+                          int rows_are_tokens) {
+    Operand cell = cell_of(e->cell);
+    Single s;
+    cell.source = SOURCE_TENSOR;
+    begin_single(&s, cell, x, FORM_PACKED, token_operand);
+    s.how.tag = tag;
+    s.how.rows_are_tokens = rows_are_tokens;
+    make_single(&s, x, kept_amax(e, &cell));
+    size_t bytes = quantize_codes_bytes(cell.format, s.q.rows, s.q.k);
+    expect_word(crc32_update(0, s.q.data, bytes), e->codes, "CRC of codes", e);
+    if (s.q.scales) {
+        bytes = quantize_scales_bytes(s.q.rows, s.q.k);
+        expect_word(crc32_update(0, s.q.scales, bytes), e->scales, "CRC of scales", e);
+    }
+    end_single(&s);
+}
+
+// --- cases ---
+
+static uint32_t input_crc(Tensor x) { return crc32_update(0, x.data, tensor_bytes(x)); }
+
+/* Of the four tensors: x, w and dy of a linear, and what sweeps quantise. */
+static Tensor input(int which) {
+    static const struct {
+        int rows, cols, base;
+    } kinds[4] = {{TOKENS, IN, 0}, {OUT, IN, -5}, {TOKENS, OUT, -20}, {TOKENS, OUT, 1}};
+    return input_tensor(kinds[which].rows, kinds[which].cols, (uint32_t)which + 1,
+                        kinds[which].base);
+}
+
+CASE(inputs_are_the_generator_s) {
+    read_fixture();
+    for (int i = 0; i < 4; i++) {
+        Tensor x = input(i);
+        char got[12];
+        snprintf(got, sizeof(got), "%08x", (unsigned)input_crc(x));
+        EXPECT(strcmp(got, fixture.inputs[i]) == 0, "tensor %d: %s, want %s", i, got,
+               fixture.inputs[i]);
+        free(x.data);
+    }
+}
+
+CASE(cells_that_no_recipe_has) {
+    read_fixture();
+    Tensor x = input(3);
+    for (int i = 0; i < fixture.count; i++) {
+        const Entry *e = &fixture.entries[i];
+        if (strcmp(e->section, "sweep") != 0) continue;
+        Operand cell = cell_of(e->cell);
+        int token_operand = strcmp(e->gemm, "token") == 0;
+        Single s;
+        begin_single(&s, cell, x, FORM_VALUES, token_operand);
+        make_single(&s, x, kept_amax(e, &cell));
+        expect_values(&s.q, e);
+        if (e->codes[0] != '-')
+            expect_packed(e, x, token_operand, s.how.tag, s.how.rows_are_tokens);
+        end_single(&s);
+    }
+    free(x.data);
+}
+
+static void expect_blocks(Tensor x, const char *line, int token_operand) {
+    char amax[12], codes[12], scales[12], first[2][20], first_scales[8], got[40];
+    const char *format = "%*s amax=%11s codes=%11s scales=%11s first=%19s %19s %7s";
+    REQUIRE(sscanf(line, format, amax, codes, scales, first[0], first[1], first_scales) == 6, "%s",
+            line);
+    static const char *const cells[2] = {"format=nvfp4",
+                                         "format=nvfp4 hadamard=16 rounding=stochastic"};
+    Entry e;
+    Single s;
+    memset(&e, 0, sizeof(e));
+    snprintf(e.cell, sizeof(e.cell), "%s", cells[token_operand]);
+    snprintf(e.section, sizeof(e.section), "blocks");
+    begin_single(&s, cell_of(e.cell), x, FORM_PACKED, token_operand);
+    make_single(&s, x, NULL);
+    const uint8_t *data = (const uint8_t *)s.q.data;
+    expect_word(bits_from_f32(s.amax), amax, "maximum", &e);
+    for (int b = 0; b < 2; b++) {
+        for (int i = 0; i < 8; i++) snprintf(got + 2 * i, 3, "%02x", data[8 * b + i]);
+        expect_text(got, first[b], "a first block", &e);
+    }
+    snprintf(got, sizeof(got), "%02x%02x", s.q.scales[0], s.q.scales[1]);
+    expect_text(got, first_scales, "scales of first blocks", &e);
+    expect_word(crc32_update(0, data, quantize_packed_bytes(s.q.rows, s.q.k)), codes,
+                "CRC of codes", &e);
+    expect_word(crc32_update(0, s.q.scales, quantize_scales_bytes(s.q.rows, s.q.k)), scales,
+                "CRC of scales", &e);
+    end_single(&s);
+}
+
+CASE(nvfp4_blocks_of_all_scales) {
+    const char *line = read_fixture();
+    int index, exponent, seen = 0;
+    char kind[16], crc[12], got[12];
+    Tensor x = {NULL, DT_BF16, 0, 0};
+    for (; *line; line += strlen(line) + 1) {
+        if (sscanf(line, "blocks %d %d %15s", &index, &exponent, kind) == 3) {
+            free(x.data);
+            x = input_blocks(index, exponent, strcmp(kind, "ties") == 0);
+            seen++;
+        } else if (strncmp(line, "input ", 6) == 0) {
+            REQUIRE(sscanf(line, "input %11s", crc) == 1, "%s", line);
+            snprintf(got, sizeof(got), "%08x", (unsigned)input_crc(x));
+            EXPECT(strcmp(got, crc) == 0, "tensor %d: %s, want %s", index, got, crc);
+        } else if (strncmp(line, "row ", 4) == 0 || strncmp(line, "token ", 6) == 0) {
+            expect_blocks(x, line, line[0] == 't');
+        }
+    }
+    free(x.data);
+    EXPECT_EQ_I64(seen * INPUT_BLOCK_ROWS * INPUT_BLOCK_COLS / 16, 10240, "blocks");
+}
+
+TEST_MAIN_END
