@@ -40,6 +40,9 @@ struct Device {
     // waits until `host` is filled
     void (*download)(Device *, void *host, const void *src, size_t bytes);
     void (*copy)(Device *, void *dst, const void *src, size_t bytes);        // within the device
+    // `rows` pieces of `bytes` within the device, their beginnings so many bytes apart
+    void (*copy_rows)(Device *, void *dst, size_t dst_stride, const void *src, size_t src_stride,
+                      size_t bytes, int64_t rows);
     void (*zero)(Device *, void *dst, size_t bytes);
     void (*synchronize)(Device *);
     void (*memory)(Device *, size_t *free_bytes, size_t *total_bytes);

@@ -32,6 +32,14 @@ static void cpu_copy(Device *d, void *dst, const void *src, size_t bytes) {
     memcpy(dst, src, bytes);
 }
 
+static void cpu_copy_rows(Device *d, void *dst, size_t dst_stride, const void *src,
+                          size_t src_stride, size_t bytes, int64_t rows) {
+    (void)d;
+    for (int64_t i = 0; i < rows; i++)
+        memcpy((char *)dst + (size_t)i * dst_stride, (const char *)src + (size_t)i * src_stride,
+               bytes);
+}
+
 static void cpu_zero(Device *d, void *dst, size_t bytes) {
     (void)d;
     memset(dst, 0, bytes);
@@ -86,6 +94,7 @@ Device *device_cpu_open(int num_threads) {
     d->upload = cpu_copy;
     d->download = cpu_copy;
     d->copy = cpu_copy;
+    d->copy_rows = cpu_copy_rows;
     d->zero = cpu_zero;
     d->synchronize = cpu_synchronize;
     d->memory = cpu_memory;

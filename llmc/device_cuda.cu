@@ -131,6 +131,12 @@ static void cuda_copy(Device *d, void *dst, const void *src, size_t bytes) {
     CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, device_cuda_stream(d)));
 }
 
+static void cuda_copy_rows(Device *d, void *dst, size_t dst_stride, const void *src,
+                           size_t src_stride, size_t bytes, int64_t rows) {
+    CUDA_CHECK(cudaMemcpy2DAsync(dst, dst_stride, src, src_stride, bytes, (size_t)rows,
+                                 cudaMemcpyDeviceToDevice, device_cuda_stream(d)));
+}
+
 static void cuda_zero(Device *d, void *dst, size_t bytes) {
     CUDA_CHECK(cudaMemsetAsync(dst, 0, bytes, device_cuda_stream(d)));
 }
@@ -270,6 +276,7 @@ Device *device_cuda_open(int ordinal) {
     d->upload = cuda_upload;
     d->download = cuda_download;
     d->copy = cuda_copy;
+    d->copy_rows = cuda_copy_rows;
     d->zero = cuda_zero;
     d->synchronize = cuda_synchronize;
     d->memory = cuda_memory;

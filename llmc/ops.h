@@ -77,6 +77,7 @@ typedef struct Ops {
     void (*column_sum)(Device *, Tensor db, Tensor dout);
     void (*sum)(Device *, float *out, Tensor x, float scale);
     void (*global_norm)(Device *, float *out, Tensor x);
+    void (*distance)(Device *, float *out, Tensor a, Tensor b);
     void (*step_decide)(Device *, StepState *state);
     void (*adamw)(Device *, AdamWTensors, AdamWConfig, const StepState *state);
 } Ops;

@@ -63,6 +63,7 @@ const Ops ops_cpu = {
     .column_sum = column_sum_cpu,
     .sum = sum_cpu,
     .global_norm = global_norm_cpu,
+    .distance = distance_cpu,
     .step_decide = step_decide_cpu,
     .adamw = adamw_cpu,
 };

@@ -65,6 +65,7 @@ const Ops ops_cuda = {
     column_sum_cuda,
     sum_cuda,
     global_norm_cuda,
+    distance_cuda,
     step_decide_cuda,
     adamw_cuda,
 };

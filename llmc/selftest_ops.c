@@ -251,18 +251,21 @@ static void column_sum_formula(double *const *x, int kind) {
 }
 
 static void sums(const OpCall *c) {
-    c->ops->sum(c->device, (float *)c->t[0].data, c->t[2], 0.375f);
-    c->ops->global_norm(c->device, (float *)c->t[1].data, c->t[2]);
+    c->ops->sum(c->device, (float *)c->t[0].data, c->t[3], 0.375f);
+    c->ops->global_norm(c->device, (float *)c->t[1].data, c->t[3]);
+    c->ops->distance(c->device, (float *)c->t[2].data, c->t[3], c->t[4]);
 }
 
 static void sums_formula(double *const *x, int kind) {
     (void)kind;
-    double square = 0;
+    double square = 0, difference = 0;
     for (int i = 0; i < LONG; i++) {
-        x[0][0] += 0.375 * x[2][i];
-        square += x[2][i] * x[2][i];
+        x[0][0] += 0.375 * x[3][i];
+        square += x[3][i] * x[3][i];
+        difference += (x[3][i] - x[4][i]) * (x[3][i] - x[4][i]);
     }
     x[1][0] = sqrt(square);
+    x[2][0] = sqrt(difference);
 }
 
 static void hadamard(const OpCall *c) {
@@ -383,9 +386,10 @@ static const OpRow op_rows[] = {
     {"cross_entropy, evaluation", cross_entropy, cross_entropy_formula, 1, CROSS_ENTROPY_ARGS},
     {"column_sum", column_sum, column_sum_formula, 0,
      {INOUT("db", DT_F32, 1, C, 1, 1e-6, 1e-5), IN("dout", DT_BF16, N, C)}},
-    {"sum, global_norm", sums, sums_formula, 0,
+    {"sum, global_norm, distance", sums, sums_formula, 0,
      {INOUT("sum", DT_F32, 1, 1, 1, 1e-6, 0), OUT("norm", DT_F32, 1, 1, 1e-6, 0),
-      {"x", ARG_IN, DT_F32, 1, LONG, FILL_POSITIVE, 1, 0, 0, 0}}},
+      OUT("distance", DT_F32, 1, 1, 1e-6, 0),
+      {"x", ARG_IN, DT_F32, 1, LONG, FILL_POSITIVE, 1, 0, 0, 0}, IN("y", DT_F32, 1, LONG)}},
     {"hadamard", hadamard, hadamard_formula, 0,
      {OUT("across", DT_BF16, R16, C16, 1e-6, 1e-6), OUT("down", DT_BF16, R16, C16, 1e-6, 1e-6),
       IN("x", DT_BF16, R16, C16)}},

@@ -113,6 +113,22 @@ CASE(uploads_are_in_order_with_work) {
     gpu->free(gpu, kept);
 }
 
+CASE(rows_are_copied_to_other_strides) {
+    enum { ROWS = 300, FROM = 70, TO = 33, BYTES = 17 };
+    uint8_t *from = (uint8_t *)device_alloc(gpu, ROWS * FROM, "test"),
+            *to = (uint8_t *)device_alloc(gpu, ROWS * TO, "test");
+    uint8_t host[ROWS * FROM], got[ROWS * TO], want[ROWS * TO] = {0};
+    fill(host, 7, sizeof(host));
+    for (int r = 0; r < ROWS; r++) memcpy(want + r * TO, host + r * FROM, BYTES);
+    gpu->upload(gpu, from, host, sizeof(host));
+    gpu->zero(gpu, to, sizeof(got));
+    gpu->copy_rows(gpu, to, TO, from, FROM, BYTES, ROWS);
+    gpu->download(gpu, got, to, sizeof(got));
+    EXPECT_BITS(got, want, sizeof(got));
+    gpu->free(gpu, from);
+    gpu->free(gpu, to);
+}
+
 int main(int argc, char **argv) {
     gpu = device_cuda_open(0);
     CUDA_CHECK(cudaMallocHost((void **)&go, sizeof(*go)));

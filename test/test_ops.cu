@@ -568,6 +568,23 @@ static void global_norm(const Ops *ops, Device *d, const Tensor *t, const void *
     ops->global_norm(d, (float *)t[0].data, t[1]);
 }
 
+static void distance(const Ops *ops, Device *d, const Tensor *t, const void *how) {
+    (void)how;
+    ops->distance(d, (float *)t[0].data, t[1], t[2]);
+}
+
+CASE(distance) {
+    FOR_SHAPES_AND_SEEDS(sum_shapes) {
+        Shape shape = sum_shapes[s];
+        OpTest t = op_test(limits_of(shape.rows, shape.cols, 16), seed);
+        add_out(&t, "distance", DT_F32, 1, 1, f32_close);
+        add_in(&t, "a", DT_F32, shape.rows, shape.cols);
+        add_in(&t, "b", DT_F32, shape.rows, shape.cols);
+        compare_op(&t, distance, NULL, describe(shape, seed));
+        op_test_end(&t);
+    }
+}
+
 CASE(sum_and_global_norm) {
     FOR_SHAPES_AND_SEEDS(sum_shapes) {
         Shape shape = sum_shapes[s];

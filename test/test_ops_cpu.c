@@ -370,6 +370,21 @@ CASE(sum_and_global_norm) {
     case_free();
 }
 
+CASE(distance) {
+    float a[] = {3, 4, -12}, b[] = {3, 0, -9}, out = 100.0f;
+    ops_cpu.distance(NULL, &out, tensor_view(a, DT_F32, 1, 3), tensor_view(b, DT_F32, 1, 3));
+    EXPECT_NEAR(out, 5.0, 0.0, "it overwrites");
+    Tensor x = random_tensor(DT_F32, 1, 100003), y = random_tensor(DT_F32, 1, 100003);
+    double squares = 0.0;
+    for (int64_t i = 0; i < x.cols; i++) squares += pow(get(x, i) - get(y, i), 2);
+    ops_cpu.distance(NULL, &out, x, y);
+    EXPECT_NEAR(out, sqrt(squares), 1e-4);
+    ops_cpu.distance(NULL, &out, x, x);
+    EXPECT_NEAR(out, 0.0, 0.0);
+    EXPECT_ABORTS("distance b", ops_cpu.distance(NULL, &out, x, tensor_view(b, DT_F32, 1, 3)));
+    case_free();
+}
+
 // --- optimizer ---
 
 CASE(step_decide_clips_and_skips) {

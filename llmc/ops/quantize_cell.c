@@ -23,6 +23,7 @@ enum {
 /* One operand to make of x. */
 typedef struct {
     QOperand *o;
+    QuantizeCounts *counts;   // not NULL: taken in the place of the operand
     const Quantizer *q;
     Tensor x;
     Cell cell;
@@ -247,6 +248,36 @@ static void store_mask(const Job *job, const float y[SPAN], int64_t row, int64_t
     }
 }
 
+/* Of threads that work at the same time. */
+static void add_counts(QuantizeCounts *sum, const QuantizeCounts *c) {
+#pragma omp atomic
+    sum->elements += c->elements;
+#pragma omp atomic
+    sum->saturated += c->saturated;
+#pragma omp atomic
+    sum->underflowed += c->underflowed;
+#pragma omp atomic
+    sum->blocks += c->blocks;
+#pragma omp atomic
+    sum->zero_scales += c->zero_scales;
+}
+
+static void count_line(const Job *job, const Lines *t, int r, const float y[SPAN],
+                       const float q[SPAN]) {
+    QuantizeCounts c = {0};
+    int block = job->cell.how.block;
+    float limit = job->cell.elem_max * QUANTIZE_SATURATED;
+    for (int i = 0; i < t->columns; i++) {
+        int is_zero = t->scale[i / block].scale == 0.0f;
+        c.saturated += !is_zero && cell_magnitude(y[i]) > limit;
+        c.underflowed += t->v[r][i] != 0.0f && (is_zero || q[i] == 0.0f);
+        c.zero_scales += i % block == 0 && is_zero;
+    }
+    c.elements = t->columns;
+    c.blocks = t->columns / block;
+    add_counts(job->counts, &c);
+}
+
 static void finish_line(const Job *job, const Lines *t, int r) {
     float y[SPAN], q[SPAN], values[SPAN];
     CellScale scales[MAX_BLOCKS];
@@ -261,6 +292,10 @@ static void finish_line(const Job *job, const Lines *t, int r) {
         scales[first / block] = s;
     }
     int64_t row = t->row + r;
+    if (job->counts) {
+        count_line(job, t, r, y, q);
+        return;
+    }
     if (job->o->form == FORM_PACKED) store_codes(job, q, scales, row, t->k, t->columns);
     else store_values(job, values, row, t->k, t->columns);
     if (job->o->mask) store_mask(job, y, row, t->k, t->columns);
@@ -300,16 +335,28 @@ static void convert_strip(const Job *job, int64_t row, int rows, int64_t k, int 
     }
 }
 
+static void run(const Job *job, int is_quantized) {
+    const QOperand *o = job->o;
+#pragma omp parallel for schedule(static) collapse(2)
+    for (int64_t row = 0; row < o->rows; row += STRIP) {
+        for (int64_t k = 0; k < o->k; k += SPAN) {
+            int rows = (int)min_i64(STRIP, o->rows - row), columns = (int)min_i64(SPAN, o->k - k);
+            (is_quantized ? quantize_strip : convert_strip)(job, row, rows, k, columns);
+        }
+    }
+}
+
 void quantize_reference(QOperand *o, const Quantizer *how, Tensor x) {
     Job job = make_job(o, how, x);
     int is_quantized = operand_is_quantized(&how->how);
     if (is_quantized) job.tensor = cell_tensor(&job.cell, o->amax ? *o->amax : 0.0f);
     if (o->form == FORM_PACKED) memset(o->scales, 0, quantize_scales_bytes(o->rows, o->k));
-#pragma omp parallel for schedule(static) collapse(2)
-    for (int64_t row = 0; row < o->rows; row += STRIP) {
-        for (int64_t k = 0; k < o->k; k += SPAN) {
-            int rows = (int)min_i64(STRIP, o->rows - row), columns = (int)min_i64(SPAN, o->k - k);
-            (is_quantized ? quantize_strip : convert_strip)(&job, row, rows, k, columns);
-        }
-    }
+    run(&job, is_quantized);
+}
+
+void quantize_count_blocks(QuantizeCounts *counts, QOperand *o, const Quantizer *how, Tensor x) {
+    Job job = make_job(o, how, x);
+    job.tensor = cell_tensor(&job.cell, *o->amax);
+    job.counts = counts;
+    run(&job, 1);
 }

@@ -5,7 +5,7 @@ test can hold one against the other. Not for other callers: quantize.h is the op
 #ifndef LLMC_OPS_QUANTIZE_CPU_H
 #define LLMC_OPS_QUANTIZE_CPU_H
 
-#include "quantize.h"
+#include "quantize_count.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -15,6 +15,11 @@ extern "C" {
    that is only converted. */
 void amax_reference(QOperand *o, const Quantizer *how, Tensor x);
 void quantize_reference(QOperand *o, const Quantizer *how, Tensor x);
+
+/* quantize_cell.c: quantize_count of an operand with blocks; of `o` rows, k and amax are looked at. */
+void quantize_count_blocks(QuantizeCounts *counts, QOperand *o, const Quantizer *how, Tensor x);
+/* How far above the largest number an element counts as clipped. */
+#define QUANTIZE_SATURATED (1.0f + 0x1p-20f)
 
 /* quantize_fast.c: vectorised, both operands from one read of x (either may be NULL), which is no
    source. The maxima are of elements as they are or under a plain cell's transform.

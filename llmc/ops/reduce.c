@@ -34,29 +34,44 @@ void column_sum_cpu(Device *d, Tensor db, Tensor dout) {
     add_chunk_rows((float *)db.data, scratch, 0, num_chunks, C);
 }
 
-static double sum_span(const float *x, int64_t count) {
+/* The second tensor is for distances alone. */
+static double sum_span(const float *x, const float *y, int64_t count) {
+    (void)y;
     double sum = 0.0;
 #pragma omp simd reduction(+ : sum)
     for (int64_t i = 0; i < count; i++) sum += x[i];
     return sum;
 }
 
-static double sum_squares_span(const float *x, int64_t count) {
+static double sum_squares_span(const float *x, const float *y, int64_t count) {
+    (void)y;
     double sum = 0.0;
 #pragma omp simd reduction(+ : sum)
     for (int64_t i = 0; i < count; i++) sum += (double)x[i] * x[i];
     return sum;
 }
 
-/* The spans of the chunks of x, added in order. */
-static double sum_in_chunks(Tensor x, double (*span)(const float *, int64_t)) {
+static double sum_differences_span(const float *x, const float *y, int64_t count) {
+    double sum = 0.0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < count; i++) {
+        float difference = x[i] - y[i];
+        sum += (double)difference * difference;
+    }
+    return sum;
+}
+
+/* The spans of the chunks of x and y, added in order. */
+static double sum_in_chunks(Tensor x, Tensor y,
+                            double (*span)(const float *, const float *, int64_t)) {
     double parts[ROW_CHUNKS], sum = 0.0;
     int64_t count = tensor_count(x);
     int num_chunks = row_chunks(count);
 #pragma omp parallel for
     for (int chunk = 0; chunk < num_chunks; chunk++) {
         int64_t begin = chunk_begin(count, chunk), end = chunk_begin(count, chunk + 1);
-        parts[chunk] = span((const float *)x.data + begin, end - begin);
+        parts[chunk] =
+            span((const float *)x.data + begin, (const float *)y.data + begin, end - begin);
     }
     for (int chunk = 0; chunk < num_chunks; chunk++) sum += parts[chunk];
     return sum;
@@ -65,11 +80,18 @@ static double sum_in_chunks(Tensor x, double (*span)(const float *, int64_t)) {
 void sum_cpu(Device *d, float *out, Tensor x, float scale) {
     (void)d;
     tensor_expect(x, "sum x", DT_F32, x.rows, x.cols);
-    *out += (float)(scale * sum_in_chunks(x, sum_span));
+    *out += (float)(scale * sum_in_chunks(x, x, sum_span));
 }
 
 void global_norm_cpu(Device *d, float *out, Tensor x) {
     (void)d;
     tensor_expect(x, "global_norm x", DT_F32, 1, x.cols);
-    *out = (float)sqrt(sum_in_chunks(x, sum_squares_span));
+    *out = (float)sqrt(sum_in_chunks(x, x, sum_squares_span));
+}
+
+void distance_cpu(Device *d, float *out, Tensor a, Tensor b) {
+    (void)d;
+    tensor_expect(a, "distance a", DT_F32, 1, a.cols);
+    tensor_expect(b, "distance b", DT_F32, 1, a.cols);
+    *out = (float)sqrt(sum_in_chunks(a, b, sum_differences_span));
 }

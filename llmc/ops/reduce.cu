@@ -41,7 +41,7 @@ enum {
     SUM_VECTORS = 4   // vectors a thread, at least: a small tensor takes few blocks
 };
 
-typedef enum { SUM_VALUES, SUM_SQUARES } Summand;
+typedef enum { SUM_VALUES, SUM_SQUARES, SUM_DIFFERENCES } Summand;   // the last: their squares
 
 static unsigned sum_blocks(int64_t count) {
     return (unsigned)min_i64(SUM_BLOCKS, ceil_div(count, SUM_THREADS * SUM_VECTORS * VEC));
@@ -51,21 +51,25 @@ size_t sum_scratch_cuda(void) { return SUM_BLOCKS * sizeof(double); }
 
 /*
 A grid of fixed size strides over x, 8 values a thread at a time; f32 within a block.
-  bytes    4 per element
+  bytes    4 per element, 8 of differences
   limiter  memory bandwidth; measured: see dev/SPEED.md
 */
 template <Summand SUMMAND>
 __global__ static void __launch_bounds__(SUM_THREADS)
-    sum_kernel(double *partials, const float *x, int64_t count, bool whole) {
+    sum_kernel(double *partials, const float *x, const float *y, int64_t count, bool whole) {
     __shared__ float shared[SUM_THREADS / WARP];
     int64_t stride = (int64_t)gridDim.x * SUM_THREADS * VEC;
     float sum = 0.0f;
 #pragma unroll 4
     for (int64_t i = ((int64_t)blockIdx.x * SUM_THREADS + threadIdx.x) * VEC; i < count;
          i += stride) {
-        float v[VEC];
+        float v[VEC], w[VEC];
         load_vec(v, x + i, count - i, whole);
-        for (int j = 0; j < VEC; j++) sum += SUMMAND == SUM_SQUARES ? v[j] * v[j] : v[j];
+        if (SUMMAND == SUM_DIFFERENCES) {
+            load_vec(w, y + i, count - i, whole);
+            for (int j = 0; j < VEC; j++) v[j] -= w[j];
+        }
+        for (int j = 0; j < VEC; j++) sum += SUMMAND == SUM_VALUES ? v[j] : v[j] * v[j];
     }
     sum = block_sum(sum, shared);
     if (threadIdx.x == 0) partials[blockIdx.x] = sum;
@@ -95,18 +99,20 @@ __global__ static void norm_of_total_kernel(float *out, const double *partials, 
     if (threadIdx.x == 0) *out = (float)sqrt(total);
 }
 
-template <Summand SUMMAND> static double *launch_sum(Device *d, Tensor x) {
+/* y is for differences alone. */
+template <Summand SUMMAND> static double *launch_sum(Device *d, Tensor x, Tensor y) {
     double *partials = (double *)device_scratch(d, sum_scratch_cuda());
     int64_t count = tensor_count(x);
     sum_kernel<SUMMAND><<<sum_blocks(count), SUM_THREADS, 0, device_cuda_stream(d)>>>(
-        partials, (const float *)x.data, count, whole_vectors(flat(x)));
+        partials, (const float *)x.data, (const float *)y.data, count,
+        whole_vectors(flat(x)) && whole_vectors(flat(y)));
     CUDA_CHECK_LAUNCH();
     return partials;
 }
 
 void sum_cuda(Device *d, float *out, Tensor x, float scale) {
     tensor_expect(x, "sum x", DT_F32, x.rows, x.cols);
-    double *partials = launch_sum<SUM_VALUES>(d, x);
+    double *partials = launch_sum<SUM_VALUES>(d, x, x);
     int num = (int)sum_blocks(tensor_count(x));
     add_total_kernel<<<1, SUM_BLOCKS, 0, device_cuda_stream(d)>>>(out, partials, num, scale);
     CUDA_CHECK_LAUNCH();
@@ -114,8 +120,17 @@ void sum_cuda(Device *d, float *out, Tensor x, float scale) {
 
 void global_norm_cuda(Device *d, float *out, Tensor x) {
     tensor_expect(x, "global_norm x", DT_F32, 1, x.cols);
-    double *partials = launch_sum<SUM_SQUARES>(d, x);
+    double *partials = launch_sum<SUM_SQUARES>(d, x, x);
     int num = (int)sum_blocks(tensor_count(x));
+    norm_of_total_kernel<<<1, SUM_BLOCKS, 0, device_cuda_stream(d)>>>(out, partials, num);
+    CUDA_CHECK_LAUNCH();
+}
+
+void distance_cuda(Device *d, float *out, Tensor a, Tensor b) {
+    tensor_expect(a, "distance a", DT_F32, 1, a.cols);
+    tensor_expect(b, "distance b", DT_F32, 1, a.cols);
+    double *partials = launch_sum<SUM_DIFFERENCES>(d, a, b);
+    int num = (int)sum_blocks(tensor_count(a));
     norm_of_total_kernel<<<1, SUM_BLOCKS, 0, device_cuda_stream(d)>>>(out, partials, num);
     CUDA_CHECK_LAUNCH();
 }
