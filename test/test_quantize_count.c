@@ -47,7 +47,8 @@ CASE(mxfp4_clips_as_many_normal_numbers_as_its_rule_says) {
     free(x.data);
 }
 
-/* Rows of 16: nothing at all; below the least scale; one element that is lost, one that clips. */
+/* In the first row blocks of a large number; of what is below the least scale; with elements that
+   are lost; with one that clips. All else is 0. */
 CASE(elements_and_scales_that_are_lost) {
     Tensor x = setup_tensor(DT_F32, 16, 64, FILL_ZERO, 0);
     float *v = (float *)x.data;
@@ -63,10 +64,10 @@ CASE(elements_and_scales_that_are_lost) {
     EXPECT_EQ_I64(c.underflowed, 16 + 2);
     EXPECT_EQ_I64(c.saturated, 1);
     how.token_operand =
-        1;   // blocks down the columns: 35 of them have one element, the others none
+        1;   // blocks down the columns, each with one number or none
     c = counts_of(&how, x, 2688.0f);
     EXPECT_EQ_I64(c.blocks, 64);
-    EXPECT_EQ_I64(c.zero_scales, 64 - 6);   // 1 / 6 of the least scale's half: 2^-10 * 6 / 6
+    EXPECT_EQ_I64(c.zero_scales, 64 - 6);   // 1e-3 / 6 is too little for a scale
     EXPECT_EQ_I64(c.underflowed, 16);
     free(x.data);
 }
