@@ -261,6 +261,15 @@ static void place_scratch(Model *m, Arena *scratch, int training) {
     m->engine.token_buffer = arena_tensor(scratch, DT_U8, 1, operand_scratch(m, GEMM_WGRAD, N));
 }
 
+static int has_f32_values(Model *m) {
+    for (int id = 0; id < model_num_linears(m); id++) {
+        const Operand *cells = &model_linear(m, id)->plan.cell[0][0];
+        for (int i = 0; i < NUM_GEMMS * NUM_SIDES; i++)
+            if (operand_values_dtype(&cells[i]) == DT_F32) return 1;
+    }
+    return 0;
+}
+
 static OpLimits limits_of(Model *m, const Config *c) {
     Widest w = widest_of(m);
     OpLimits limits = {
@@ -274,6 +283,7 @@ static OpLimits limits_of(Model *m, const Config *c) {
         .num_elements = m->params.num_elements,
         .attention = {(int)max_i64(c->batch.micro, c->eval.micro), c->batch.seq_len, c->model.heads,
                       c->model.kv_heads, c->model.head_dim},
+        .f32_values = has_f32_values(m),
         .any_order = !c->memory.deterministic,
     };
     return limits;

@@ -35,6 +35,7 @@ typedef struct {
     int64_t padded_vocab;
     int64_t num_elements;     // of the flat parameter arrays
     AttentionDims attention;
+    int f32_values;           // 1: some cell's decoded values take f32 (operand_values_dtype)
     // 1: sums of attention's backward pass may run in any order, where that is faster
     int any_order;
 } OpLimits;

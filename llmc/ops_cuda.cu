@@ -24,6 +24,7 @@ static size_t scratch_bytes(const OpLimits *l) {
         embedding_scratch_cuda(l->tokens, l->max_cols, l->padded_vocab),
         norm_scratch_cuda(l->tokens, l->max_cols),
         column_sum_scratch_cuda(max_i64(l->max_cols, l->padded_vocab)),
+        l->f32_values ? gemm_scratch_cuda(l->tokens, l->max_cols) : 0,
         sum_scratch_cuda(),
         attention_cuda_scratch_bytes(l->attention, l->any_order),
     };

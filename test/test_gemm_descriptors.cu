@@ -29,10 +29,7 @@ static void keep_heuristic(int level, const char *function, const char *message)
 }
 
 /* The log's line of one GEMM, a line for each part: layouts, preference, product. */
-static std::string describe(const char *recipe, LinearShape l, GemmKind kind, OperandForm form,
-                            int slices) {
-    LinearGemm g = linear_gemm_of(recipe, l, kind, form, 16384);
-    g.a.slices = g.b.slices = slices;
+static std::string describe_product(const LinearGemm &g, const std::string &name) {
     GemmPlan p = {};
     gemm_plan_describe(&p, gemm_plan_key(g.d, &g.a, &g.b, g.epilogue));
     gemm_plan_point(&p, &g.a, &g.b, g.epilogue.bias);
@@ -40,15 +37,32 @@ static std::string describe(const char *recipe, LinearShape l, GemmKind kind, Op
     cublasStatus_t status = gemm_plan_choose(&p, NULL, WORKSPACE_BYTES);
     EXPECT_EQ_I64(status, CUBLAS_STATUS_NOT_INITIALIZED, "an algorithm without a handle");
     gemm_plan_destroy(&p);
-    std::string text = std::string(l.model) + " " + l.name + " " + kind_names[kind] +
-                       (form == FORM_VALUES ? ", values" : std::string(", packed ") + recipe) +
-                       (slices > 1 ? ", sliced\n  " : "\n  ");
+    std::string text = name + "\n  ";
     for (size_t i = 0; i < logged.size(); i++) {
         int ends = logged[i] == ']' && i + 1 < logged.size();
         text += logged[i];
         if (ends) text += "\n ";
     }
     return text + "\n";
+}
+
+static std::string describe(const char *recipe, LinearShape l, GemmKind kind, OperandForm form,
+                            int slices) {
+    LinearGemm g = linear_gemm_of(recipe, l, kind, form, 16384);
+    g.a.slices = g.b.slices = slices;
+    return describe_product(
+        g, std::string(l.model) + " " + l.name + " " + kind_names[kind] +
+               (form == FORM_VALUES ? ", values" : std::string(", packed ") + recipe) +
+               (slices > 1 ? ", sliced" : ""));
+}
+
+/* Of f32 values, into f32 as gemm_part has them. */
+static std::string describe_f32(LinearShape l, GemmKind kind) {
+    LinearGemm g = linear_gemm(l, kind, FORM_VALUES, 16384);
+    g.a.dtype = g.b.dtype = g.d.dtype = DT_F32;
+    g.epilogue.bias.data = NULL;
+    return describe_product(g, std::string(l.model) + " " + l.name + " " + kind_names[kind] +
+                                   ", values in f32");
 }
 
 static std::string describe_all(void) {
@@ -61,6 +75,7 @@ static std::string describe_all(void) {
     for (const LinearShape &l : linears)
         for (int kind = 0; kind < NUM_GEMMS; kind++)
             text += describe("fp8", l, (GemmKind)kind, FORM_PACKED, 1);
+    for (int kind = 0; kind < NUM_GEMMS; kind++) text += describe_f32(linears[2], (GemmKind)kind);
     return text;
 }
 
@@ -131,6 +146,14 @@ CASE(packed_fp8_operands_that_have_no_kernel_are_refused) {
         g->b.format = FORMAT_NVFP4;
         g->b.scales = (uint8_t *)nowhere(3);
     });
+}
+
+CASE(f32_values_go_into_f32) {
+    LinearGemm g = linear_gemm(linears[0], GEMM_FPROP, FORM_VALUES, 256);
+    g.a.dtype = g.b.dtype = DT_F32;
+    EXPECT_ABORTS("f32 values into f32, not bf16", gemm_plan_key(g.d, &g.a, &g.b, g.epilogue));
+    g.b.dtype = DT_BF16;
+    EXPECT_ABORTS("f32 and bf16", gemm_plan_key(g.d, &g.a, &g.b, g.epilogue));
 }
 
 int main(int argc, char **argv) {

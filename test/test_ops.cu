@@ -3,6 +3,7 @@
 // launch, with the reason beside them. Tolerances: f32 outputs NMSE 1e-10, bf16 outputs 1 ulp
 // (attention 2) plus what the f32 rounding of a sum's terms leaves where the sum cancels.
 #include "../llmc/ops/attention.cuh"
+#include "../llmc/ops/scratch_cuda.cuh"
 #include "ops_compare.h"
 
 static const int num_seeds = 3;
@@ -417,13 +418,15 @@ static const Product products[] = {
 };
 
 typedef struct {
-    DType d_type;
+    DType values, d_type;
     int bias, accumulate, scaled;   // scaled: both operands bring a tensor scale
 } ProductKind;
 
 static const ProductKind product_kinds[] = {
-    {DT_BF16, 0, 0, 0}, {DT_BF16, 1, 0, 0}, {DT_F32, 0, 0, 0}, {DT_F32, 0, 1, 0},
-    {DT_BF16, 0, 0, 1}, {DT_BF16, 1, 0, 1}, {DT_F32, 0, 0, 1}, {DT_F32, 0, 1, 1},
+    {DT_BF16, DT_BF16, 0, 0, 0}, {DT_BF16, DT_BF16, 1, 0, 0}, {DT_BF16, DT_F32, 0, 0, 0},
+    {DT_BF16, DT_F32, 0, 1, 0},  {DT_BF16, DT_BF16, 0, 0, 1}, {DT_BF16, DT_BF16, 1, 0, 1},
+    {DT_BF16, DT_F32, 0, 0, 1},  {DT_BF16, DT_F32, 0, 1, 1},  {DT_F32, DT_BF16, 0, 0, 1},
+    {DT_F32, DT_BF16, 1, 0, 1},  {DT_F32, DT_F32, 0, 0, 0},   {DT_F32, DT_F32, 0, 1, 1},
 };
 
 typedef struct {
@@ -453,7 +456,7 @@ static void gemm(const Ops *ops, Device *d, const Tensor *t, const void *how) {
 }
 
 /* What f32 accumulation may leave in each element of d: (K / 16 + 1) 2^-23 of the sum of the
-   magnitudes of its terms. A bf16 tensor core instruction adds 16 products to the accumulator and
+   magnitudes of its terms; of f32 values, whose products are added one at a time, K 2^-24. A bf16 tensor core instruction adds 16 products to the accumulator and
    cuts the sum off to f32 (dev/NUMERICS.md 8.3), an error below 2^-23 of what is summed so far.
    The sum is a product of magnitudes, on the CPU. */
 static float *gemm_bound(OpTest *t, const GemmCase *c) {
@@ -474,9 +477,10 @@ static float *gemm_bound(OpTest *t, const GemmCase *c) {
     GemmCase sums = *c;
     sums.kind.bias = 0;
     gemm(&ops_cpu, t->cpu, magnitudes, &sums);
+    double steps = c->kind.values == DT_F32 ? 0.5 * (double)(p.K + 2) : (double)(p.K / 16 + 1);
     for (int64_t i = 0; i < p.M * p.N; i++) {
         if (c->kind.bias) bound[i] += value_at(magnitudes[GEMM_BIAS].data, DT_BF16, i % p.N);
-        bound[i] *= (float)((double)(p.K / 16 + 1) * ldexp(1.0, -23));
+        bound[i] *= (float)(steps * ldexp(1.0, -23));
     }
     return bound;
 }
@@ -485,14 +489,15 @@ static void compare_gemm(const GemmCase *c, uint64_t seed) {
     Product p = c->size;
     OpLimits limits = limits_of(max_i64(p.M, p.K), max_i64(p.N, p.K), 16);
     limits.max_weight = p.N * p.K;
+    limits.f32_values = c->kind.values == DT_F32;
     OpTest t = op_test(limits, seed);
     Tolerance close = within_ulps(c->kind.d_type == DT_BF16 ? 1 : 0, 0);
     if (c->kind.d_type == DT_F32) close.nmse = f32_close.nmse;
     Tensor d = shaped(c->kind.d_type, p.M, p.N);
     if (c->kind.accumulate) add_random(&t, "d", ARG_INOUT, d, 1, close);
     else add_arg(&t, "d", ARG_OUT, d, close);
-    add_in(&t, "a", DT_BF16, c->a_k_contiguous ? p.M : p.K, c->a_k_contiguous ? p.K : p.M);
-    add_in(&t, "b", DT_BF16, c->b_k_contiguous ? p.N : p.K, c->b_k_contiguous ? p.K : p.N);
+    add_in(&t, "a", c->kind.values, c->a_k_contiguous ? p.M : p.K, c->a_k_contiguous ? p.K : p.M);
+    add_in(&t, "b", c->kind.values, c->b_k_contiguous ? p.N : p.K, c->b_k_contiguous ? p.K : p.N);
     add_in(&t, "bias", DT_BF16, 1, p.N);
     int at_a = add_in(&t, "amax_a", DT_F32, 1, 1), at_b = add_in(&t, "amax_b", DT_F32, 1, 1);
     *(float *)t.args[at_a].initial = 37.5f;
@@ -500,9 +505,9 @@ static void compare_gemm(const GemmCase *c, uint64_t seed) {
     float *bound = gemm_bound(&t, c);
     t.args[GEMM_D].tolerance.bound = bound;
     char about[128];
-    snprintf(about, sizeof(about), "(%lld,%lld,%lld), a k %d, b k %d, bias %d, scaled %d",
-             (long long)p.M, (long long)p.N, (long long)p.K, c->a_k_contiguous, c->b_k_contiguous,
-             c->kind.bias, c->kind.scaled);
+    snprintf(about, sizeof(about), "%s (%lld,%lld,%lld), a k %d, b k %d, bias %d, scaled %d",
+             dtype_info[c->kind.values].name, (long long)p.M, (long long)p.N, (long long)p.K,
+             c->a_k_contiguous, c->b_k_contiguous, c->kind.bias, c->kind.scaled);
     compare_op(&t, gemm, c, about);
     free(bound);
     op_test_end(&t);
@@ -520,6 +525,15 @@ CASE(gemm) {
             }
         }
     }
+}
+
+/* More f32 sums than scratch holds: rows of d one part after the other. */
+CASE(gemm_of_f32_values_in_parts) {
+    ProductKind kind = {DT_F32, DT_BF16, 1, 0, 1};
+    GemmCase c = {{22000, 768, 40}, kind, 1, 1};
+    REQUIRE(gemm_scratch_cuda(2 * c.size.M, c.size.N) == gemm_scratch_cuda(c.size.M, c.size.N),
+            "one part holds it all");
+    compare_gemm(&c, 1);
 }
 
 // --- reduce ---

@@ -6,10 +6,12 @@
 
 #include "../device_cuda.cuh"
 #include "gemm_plans.cuh"
+#include "scratch_cuda.cuh"
 
 const char *gemm_error_cuda(Device *dev, Tensor d, const QOperand *a, const QOperand *b,
                             GemmEpilogue epilogue) {
-    cublasStatus_t status = gemm_plans_get(dev, d, a, b, epilogue)->status;
+    GemmPart part = gemm_part(dev, d, a, epilogue, 0);
+    cublasStatus_t status = gemm_plans_get(dev, part.d, &part.a, b, part.epilogue)->status;
     return status == CUBLAS_STATUS_SUCCESS ? NULL : cublasLtGetStatusString(status);
 }
 
@@ -51,10 +53,9 @@ static void add_partials(Device *dev, Tensor d, const float *partials, int slice
     CUDA_CHECK_LAUNCH();
 }
 
-void gemm_cuda(Device *dev, Tensor d, const QOperand *a, const QOperand *b, GemmEpilogue epilogue) {
-    int has_units = format_is_fp8(a->format) ? dev->native_fp8 : dev->native_fp4;
-    CHECK(a->form == FORM_VALUES || has_units, "gemm: packed %s, and %s has no tensor cores for it",
-          formats[a->format].name, dev->name);
+/* One call of cuBLASLt. */
+static void multiply(Device *dev, Tensor d, const QOperand *a, const QOperand *b,
+                     GemmEpilogue epilogue) {
     GemmPlan *p = gemm_plans_get(dev, d, a, b, epilogue);
     gemm_plan_check(p->status, &p->key, "cublasLtMatmulAlgoGetHeuristic");
     const float *alpha = prepare_alpha(dev, a, b);
@@ -69,4 +70,61 @@ void gemm_cuda(Device *dev, Tensor d, const QOperand *a, const QOperand *b, Gemm
                                            workspace, p->workspace_bytes, device_cuda_stream(dev));
     gemm_plan_check(status, &p->key, "cublasLtMatmul");
     if (p->key.slices > 1) add_partials(dev, d, (const float *)out, p->key.slices);
+}
+
+// --- f32 values into bf16 ---
+
+static const size_t SUM_BYTES = (size_t)64 << 20;   // of a part's rows: far more than fills a GPU
+
+size_t gemm_scratch_cuda(int64_t rows, int64_t cols) {
+    size_t bytes = (size_t)(rows * cols) * sizeof(float), row = (size_t)cols * sizeof(float);
+    size_t most = row > SUM_BYTES ? row : SUM_BYTES;
+    return bytes < most ? bytes : most;
+}
+
+GemmPart gemm_part(Device *dev, Tensor d, const QOperand *a, GemmEpilogue epilogue, int64_t row) {
+    GemmPart part = {d, *a, epilogue};
+    if (!gemm_values_are_f32(a) || d.dtype == DT_F32) return part;
+    int64_t rows = max_i64(1, (int64_t)(SUM_BYTES / sizeof(float)) / d.cols);
+    rows = min_i64(rows, d.rows - row);
+    if (rows < d.rows) part.a = quantize_rows(a, row, rows);
+    part.d =
+        tensor_view(device_scratch(dev, gemm_scratch_cuda(rows, d.cols)), DT_F32, rows, d.cols);
+    part.epilogue.bias.data = NULL;
+    return part;
+}
+
+/* d = the sums + bias, rounded; two columns a thread. bytes 6 an element; limiter: memory. */
+__global__ static void round_sums_kernel(__nv_bfloat162 *d, const float2 *sums,
+                                         const __nv_bfloat162 *bias, int64_t count, int64_t cols) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= count) return;
+    float2 sum = sums[i];
+    if (bias) {
+        float2 add = __bfloat1622float2(bias[i % cols]);
+        sum = make_float2(sum.x + add.x, sum.y + add.y);
+    }
+    d[i] = __float22bfloat162_rn(sum);
+}
+
+static void round_sums(Device *dev, Tensor d, int64_t row, Tensor sums, Tensor bias) {
+    int64_t count = tensor_count(sums) / 2, cols = d.cols / 2;
+    const int threads = 256;
+    round_sums_kernel<<<(unsigned)ceil_div(count, threads), threads, 0, device_cuda_stream(dev)>>>(
+        (__nv_bfloat162 *)d.data + row * cols, (const float2 *)sums.data,
+        (const __nv_bfloat162 *)bias.data, count, cols);
+    CUDA_CHECK_LAUNCH();
+}
+
+void gemm_cuda(Device *dev, Tensor d, const QOperand *a, const QOperand *b, GemmEpilogue epilogue) {
+    int has_units = format_is_fp8(a->format) ? dev->native_fp8 : dev->native_fp4;
+    CHECK(a->form == FORM_VALUES || has_units, "gemm: packed %s, and %s has no tensor cores for it",
+          formats[a->format].name, dev->name);
+    gemm_check(d, a, b, epilogue);
+    for (int64_t row = 0; row < d.rows;) {
+        GemmPart part = gemm_part(dev, d, a, epilogue, row);
+        multiply(dev, part.d, &part.a, b, part.epilogue);
+        if (part.d.dtype != d.dtype) round_sums(dev, d, row, part.d, epilogue.bias);
+        row += part.d.rows;
+    }
 }

@@ -3,18 +3,18 @@ gemm -- every matrix product of a linear layer and of the output head.
   d[m,n] = alpha * sum_k a[m,k] * b[n,k]  (+ bias[n])  (+ d[m,n] when accumulating)
   alpha = product of the operands' tensor decode scales, read on the device; 1 for plain operands
   shapes    a.rows = M, b.rows = N, a.k = b.k = K; d (M,N); bias (1,N) or empty
-  dtypes    operands in FORM_VALUES: both bf16, or both f32 (CPU only); or both in FORM_PACKED:
+  dtypes    operands in FORM_VALUES: both bf16, or both f32; or both in FORM_PACKED:
               NVFP4          GPUs with FP4 tensor cores only; K a multiple of 32
               E4M3, E5M2     GPUs with FP8 tensor cores only, one side at most E5M2; K and N
                              multiples of 16
             whose bias is into bf16 d only. d bf16 or f32; bias as d; accumulation into f32 d only
-  numerics  f32 accumulation; FP8's, which is narrower within a tensor core of sm_90, is promoted to
+  numerics  f32 accumulation; f32 operands are multiplied as they are, never in TF32; FP8's, which is narrower within a tensor core of sm_90, is promoted to
             f32 as the products go on; bias added in f32, then one rounding; no split of K without a
             fixed-order f32 reduction. Sliced operands (accumulation into f32 only): the slices'
             products, each with alpha, are added to d in order
   errors    aborts on a shape, dtype or form mismatch (gemm_check); library errors: EXIT_DEVICE with
             shapes and text
-  scratch   CPU: f32 copies of the operands, see OpLimits
+  scratch   CPU: f32 copies of the operands; CUDA, f32 values into bf16: rows of d in f32; see OpLimits
   tests     test_ops_cpu.c, test_ops.cu gemm; test_gemm_descriptors.cu: what cuBLASLt is told;
             test_gemm_tune_cuda.cu: which algorithm it uses
 */

@@ -66,8 +66,6 @@ static void check_rows_aligned(const char *matrix, int64_t cols, int64_t divisor
 }
 
 static void check_values(const char *matrix, const QOperand *q) {
-    CHECK(q->dtype == DT_BF16, "CUDA multiplies decoded values in bf16, not %s",
-          dtype_info[q->dtype].name);
     check_rows_aligned(matrix, q->k_contiguous ? q->k : q->rows, 8);
 }
 
@@ -112,6 +110,8 @@ GemmKey gemm_plan_key(Tensor d, const QOperand *a, const QOperand *b, GemmEpilog
     check_operand("b", b);
     check_rows_aligned("d", d.cols, 8);
     if (a->form == FORM_PACKED) check_packed_pair(d, a, b, epilogue);
+    CHECK(!gemm_values_are_f32(a) || d.dtype == DT_F32,
+          "gemm: cuBLASLt multiplies f32 values into f32, not %s", dtype_info[d.dtype].name);
     GemmKey key;
     memset(&key, 0, sizeof(key));
     key.m = a->rows;

@@ -9,6 +9,8 @@
 //   b stored (N,K) is column-major (K x N): transposed; stored (K,N) it is (N x K): as it is
 //   a stored (M,K) is column-major (K x M): as it is; stored (K,M) it is (M x K): transposed
 //
+// Values in f32 are multiplied as they are (COMPUTE_32F: fused multiply-adds, no TF32), into f32.
+//
 // Packed operands are k contiguous: the one arrangement (transposed, as it is) that cuBLASLt has
 // for NVFP4 everywhere, and for FP8 before sm_100, with leading dimension K in elements. Slices of
 // K are a strided batch, codes and scales of each slice behind those of the one before, into
@@ -41,6 +43,9 @@ typedef struct {
     int count;
 } GemmCandidates;
 
+static inline int gemm_values_are_f32(const QOperand *q) {
+    return q->form == FORM_VALUES && q->dtype == DT_F32;
+}
 /* The key of a product; CHECKs what cuBLASLt and this program ask of the operands. */
 GemmKey gemm_plan_key(Tensor d, const QOperand *a, const QOperand *b, GemmEpilogue epilogue);
 /* Makes everything but the algorithm. */

@@ -164,16 +164,17 @@ static void choose(Tuning *t) {
 
 void gemm_tune_cuda(Device *dev, Tensor d, const QOperand *a, const QOperand *b,
                     GemmEpilogue epilogue) {
-    GemmPlan *plan = gemm_plans_get(dev, d, a, b, epilogue);
+    GemmPart part = gemm_part(dev, d, a, epilogue, 0);
+    GemmPlan *plan = gemm_plans_get(dev, part.d, &part.a, b, part.epilogue);
     if (plan->settled || plan->status != CUBLAS_STATUS_SUCCESS) return;
     Tuning t;
     memset(&t, 0, sizeof(t));
     t.dev = dev;
     t.plan = plan;
-    t.d = d;
-    t.a = a;
+    t.d = part.d;
+    t.a = &part.a;
     t.b = b;
-    t.epilogue = epilogue;
+    t.epilogue = part.epilogue;
     cublasStatus_t status =
         gemm_plan_candidates(plan, device_cuda_cublaslt(dev), gemm_workspace_bytes(dev, &plan->key),
                              GEMM_MAX_CANDIDATES, &t.candidates);
