@@ -103,7 +103,7 @@ SANITIZE := -O1 -ffp-contract=off -fno-omit-frame-pointer -fsanitize=address,und
 LIBS := -lcjson $(if $(OPENBLAS),-lopenblas) $(MPI_LINK) -lm -lpthread
 
 # The defaults of nvcc, said aloud: denormals are kept and division is exact. Kernels may contract
-# to fma; quantisers, which must not, use the _rn intrinsics.
+# to fma; quantisers, which must not, use the _rn intrinsics, or -fmad=false (see below).
 gencode = -gencode arch=compute_$(1),code=$(if $(filter 80,$(1)),[sm_80$(COMMA)compute_80],sm_$(1))
 COMMA := ,
 NVCC_FLAGS = -O3 -std=c++17 -g -lineinfo -I. -Illmc -MMD -MP -DWITH_CUDA \
@@ -242,6 +242,9 @@ $(BUILD)/cuda/%.cpp.o: %.cpp $(BUILD)/cuda/flags
 $(BUILD)/cuda/%.cu.o: %.cu $(BUILD)/cuda/flags
 	@mkdir -p $(@D)
 	$(NVCC) $(NVCC_FLAGS) -MT $@ -MF $(@:.o=.d) -c $< -o $@
+
+# Its functions are C's (ops/cell.h), which the CPU compiles without contraction.
+$(BUILD)/cuda/llmc/ops/quantize_cell.cu.o: NVCC_FLAGS += -fmad=false
 
 $(BUILD)/asan/%.o: %.c $(BUILD)/asan/flags
 	@mkdir -p $(@D)

@@ -152,6 +152,13 @@ static inline unsigned atomicInc(unsigned *word, unsigned limit) {
     return before;
 }
 
+/* The word before; afterwards it is the larger one. */
+static inline unsigned atomicMax(unsigned *word, unsigned value) {
+    unsigned before = *word;
+    if (value > before) *word = value;
+    return before;
+}
+
 /* Runs one block; `kernel` is called by each of its threads. */
 static inline void fibre_run_block(void (*kernel)(void *), void *argument, int threads, int block) {
     if (!fibre_state.stacks)
@@ -212,6 +219,14 @@ static inline uint32_t fibre_shuffle(uint32_t mine, int lane) {
     uint32_t lanes[32];
     fibre_gather(lanes, mine);
     return lanes[lane & 31];
+}
+
+static inline uint32_t __reduce_max_sync(unsigned all, uint32_t mine) {
+    uint32_t lanes[32], most = 0;
+    (void)all;
+    fibre_gather(lanes, mine);
+    for (int i = 0; i < 32; i++) most = lanes[i] > most ? lanes[i] : most;
+    return most;
 }
 
 // --- CUDA's functions of words and floats ---

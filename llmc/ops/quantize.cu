@@ -1,6 +1,5 @@
-// quantize -- on a GPU: the maxima, a kernel with a thread for each block of 16 for whatever cell
-// quantize_pair.cuh does not know, and the launchers, also of formats without blocks
-// (quantize_fp8.cuh).
+// quantize -- on a GPU: the maxima, and who makes an operand: quantize_pair.cuh plain rows of NVFP4,
+// quantize_fp8.cuh what has a tensor's scale alone, quantize_cell.cu all others.
 #include "quantize.h"
 
 #include "../device_cuda.cuh"
@@ -9,7 +8,7 @@
 #include "quantize_fp8.cuh"
 #include "quantize_pair.cuh"
 
-enum { WARP = 32, THREADS = 256 };
+enum { THREADS = AMAX_THREADS };
 
 // --- amax ---
 
@@ -18,20 +17,6 @@ static __device__ __forceinline__ float max_abs_nan(float a, float b) {
     float m;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(m) : "f"(a), "f"(fabsf(b)));
     return m;
-}
-
-/* Magnitudes compare as the integers of their bits, so an integer maximum is exact and in any
-   order. */
-static __device__ void add_block_maximum(float *amax, uint32_t bits) {
-    __shared__ uint32_t warp_max[THREADS / WARP];
-    if (bits > 0x7F800000u) bits = 0x7FFFFFFFu;   // one NaN for all devices
-    uint32_t most = __reduce_max_sync(0xFFFFFFFFu, bits);
-    __syncthreads();   // of an earlier call's reads
-    if (threadIdx.x % WARP == 0) warp_max[threadIdx.x / WARP] = most;
-    __syncthreads();
-    if (threadIdx.x >= WARP) return;
-    most = __reduce_max_sync(0xFFFFFFFFu, threadIdx.x < THREADS / WARP ? warp_max[threadIdx.x] : 0);
-    if (threadIdx.x == 0) atomicMax(reinterpret_cast<unsigned *>(amax), most);
 }
 
 /* Where the maxima go; NULL: not wanted. `plain` of x itself, `transformed` of its transform
@@ -76,177 +61,58 @@ __global__ static void __launch_bounds__(THREADS, 4)
     if (TRANSFORM) add_block_maximum(targets.transformed, pack_bf16x2(0.0f, most * 0.25f));
 }
 
-// --- a thread for a block ---
-
-/* Block `block` of row `row` of the operand, transformed where the cell says so. */
-static __device__ void load_block(float v[16], const Quantizer &q, const uint16_t *x, int64_t cols,
-                                  int64_t row, int64_t block, uint32_t sign_mask) {
-    int64_t at = q.token_operand ? block * 16 * cols + row : row * cols + block * 16;
-    int64_t stride = q.token_operand ? cols : 1;
-#pragma unroll
-    for (int e = 0; e < 16; e++) v[e] = __uint_as_float((uint32_t)x[at + e * stride] << 16);
-    if (!q.how.hadamard) return;
-#pragma unroll
-    for (int e = 0; e < 16; e++)
-        if (sign_mask >> e & 1) v[e] = -v[e];
-    hadamard16_butterflies(v);
-#pragma unroll
-    for (int e = 0; e < 16; e++) v[e] = __bfloat162float(__float2bfloat16_rn(v[e] * 0.25f));
-}
-
-static __device__ uint32_t block_amax_bits(const float v[16]) {
-    uint32_t most = 0;
-#pragma unroll
-    for (int e = 0; e < 16; e++) most = max(most, __float_as_uint(v[e]) & 0x7FFFFFFFu);
-    return most;
-}
-
-/* The block of one thread. 16 neighbouring threads hold the 16 rows of a tile; tiles follow each
-   other the way x lies in memory. */
-typedef struct {
-    int64_t row, block;
-} BlockPlace;
-static __device__ BlockPlace block_place(const QOperand &o, const Quantizer &q, int64_t thread) {
-    int64_t tile = thread / 16, tile_rows = o.rows / 16, blocks = o.k / 16;
-    BlockPlace p;
-    p.row = (q.token_operand ? tile % tile_rows : tile / blocks) * 16 + thread % 16;
-    p.block = q.token_operand ? tile / tile_rows : tile % blocks;
-    return p;
-}
-
-/* bytes 2 per element, read once; limiter: memory and its latency. For a row operand that is
-   transformed. */
-__global__ static void __launch_bounds__(THREADS)
-    amax_block_kernel(QOperand o, Quantizer q, const uint16_t *x, int64_t cols,
-                      uint32_t sign_mask) {
-    int64_t thread = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    uint32_t most = 0;
-    if (thread < o.rows * o.k / 16) {
-        float v[16];
-        BlockPlace p = block_place(o, q, thread);
-        load_block(v, q, x, cols, p.row, p.block, sign_mask);
-        most = block_amax_bits(v);
-    }
-    add_block_maximum(o.amax, most);
-}
-
-/* draw / 2^(bits + 1) of each element, for any width. */
-static __device__ void draw_block(float half_dither[16], const Quantizer &q, const RoundKeys &keys,
-                                  uint64_t group) {
-    int bits = q.how.dither_bits;
-    float unit = 0.5f / (float)(1u << bits);
-    for (int sub = 0; sub < (bits == 24 ? 4 : bits / 8); sub++) {
-        Philox4 draw = draw_group(q, keys, group, (uint32_t)sub);
-#pragma unroll
-        for (int e = 0; e < 16; e++) {
-            uint32_t word8 = draw.w[e / 4], word16 = draw.w[e % 8 / 2], word24 = draw.w[e % 4];
-            if (bits == 8) half_dither[e] = (float)(word8 >> e % 4 * 8 & 0xFF) * unit;
-            else if (bits == 16 && e / 8 == sub)
-                half_dither[e] = (float)(word16 >> e % 2 * 16 & 0xFFFF) * unit;
-            else if (bits == 24 && e / 4 == sub) half_dither[e] = (float)(word24 >> 8) * unit;
-        }
-    }
-}
-
-static __device__ void store_values(const QOperand &o, const Quantizer &q, int64_t cols,
-                                    BlockPlace p, const float magnitude[16], float scale,
-                                    const uint32_t sign[16]) {
-    int64_t at = q.token_operand ? p.block * 16 * cols + p.row : p.row * cols + p.block * 16;
-    int64_t stride = q.token_operand ? cols : 1;
-    uint16_t *values = (uint16_t *)o.data;
-#pragma unroll
-    for (int e = 0; e < 16; e++) {
-        uint32_t product =
-            __float_as_uint(__fmul_rn(magnitude[e], scale));   // exact in bf16, or NaN
-        values[at + e * stride] = (uint16_t)((product | sign[e]) >> 16);
-    }
-}
-
-static __device__ void store_codes(const QOperand &o, BlockPlace p, const float magnitude[16],
-                                   float scale, const uint32_t sign[16]) {
-    float y[16];
-#pragma unroll
-    for (int e = 0; e < 16; e++) y[e] = __uint_as_float(__float_as_uint(magnitude[e]) | sign[e]);
-    *reinterpret_cast<uint2 *>((uint8_t *)o.data + (p.row * o.k + p.block * 16) / 2) =
-        make_uint2(e2m1x8_encode(y), e2m1x8_encode(y + 8));
-    o.scales[scale_word_offset(p.row, p.block / 4, o.k) + p.block % 4] = nvfp4_scale_code(scale);
-}
-
-/*
-A thread takes a block of 16; the 16 threads of a square tile share their maximum. For every cell
-that the pair kernel does not know: weights once a step, ablations.
-  bytes    2 read per element; 2 (values) or 9/16 (codes and scales) written; a row operand's
-           accesses fill sectors, a token operand's codes do not
-  limiter  memory; measured: see dev/SPEED.md
-*/
-__global__ static void __launch_bounds__(THREADS)
-    quantize_block_kernel(QOperand o, Quantizer q, RoundKeys keys, const uint16_t *x, int64_t cols,
-                          uint32_t sign_mask) {
-    int64_t thread = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (thread >= o.rows * o.k / 16) return;   // whole tiles of 16 threads
-    float v[16], half_dither[16];
-    BlockPlace p = block_place(o, q, thread);
-    load_block(v, q, x, cols, p.row, p.block, sign_mask);
-    uint32_t most = block_amax_bits(v);
-    if (q.how.tile == TILE_SQUARE) {
-        unsigned tile_lanes = 0xFFFFu << (threadIdx.x & 16);
-        for (int other = 8; other > 0; other /= 2)
-            most = max(most, __shfl_xor_sync(tile_lanes, most, other));
-    }
-    Nvfp4Tensor t = nvfp4_tensor(*o.amax, &q.how);
-    float scale = nvfp4_round_scale(nvfp4_raw_scale(t, __uint_as_float(most)));
-    float mult = nvfp4_element_mult(t, scale);
-    bool stochastic = q.how.rounding == ROUND_STOCHASTIC;
-    if (stochastic) draw_block(half_dither, q, keys, draw_group_index(q, cols, p.row, p.block));
-    uint32_t sign[16], keep = signs_to_keep(t) & 0x80000000u;
-#pragma unroll
-    for (int e = 0; e < 16; e++) {
-        sign[e] = __float_as_uint(v[e]) & keep;
-        float y = __fmul_rn(v[e], mult);
-        v[e] = stochastic ? e2m1_stochastic(y, half_dither[e], 0.0f) : e2m1_nearest(y);
-    }
-    if (o.form == FORM_PACKED) store_codes(o, p, v, scale, sign);
-    else store_values(o, q, cols, p, v, scale, sign);
-}
-
 // --- launchers ---
 
 static void check_cuda(const Device *d, const QOperand *row, const Quantizer *row_how,
                        const QOperand *token, const Quantizer *token_how, Tensor x) {
     quantize_check(row, row_how, token, token_how, x);
-    CHECK(x.dtype == DT_BF16, "x is %s: the GPU quantises bf16", dtype_info[x.dtype].name);
     CHECK((uintptr_t)x.data % 16 == 0, "x at %p is not aligned to 16 bytes", x.data);
     CHECK(!row || (uintptr_t)row->data % 16 == 0, "the row operand is not aligned to 16 bytes");
     CHECK(!token || (uintptr_t)token->data % 16 == 0,
           "the token operand is not aligned to 16 bytes");
-    int hardware =
-        (row && row_how->hardware_rounding) || (token && token_how->hardware_rounding);
-    CHECK(!hardware || quantize_has_hardware_rounding(d),
-          "%s does not round stochastically itself", d->name);
+    int hardware = (row && row_how->hardware_rounding) || (token && token_how->hardware_rounding);
+    CHECK(!hardware || quantize_has_hardware_rounding(d), "%s does not round stochastically itself",
+          d->name);
     CHECK(tensor_count(x) / 32 <= UINT32_MAX, "x has %lld elements", (long long)tensor_count(x));
 }
 
-static void amax_of_blocks(cudaStream_t stream, const QOperand *o, const Quantizer *how, Tensor x) {
-    unsigned blocks = (unsigned)ceil_div(tensor_count(x) / 16, THREADS);
-    amax_block_kernel<<<blocks, THREADS, 0, stream>>>(*o, *how, (const uint16_t *)x.data, x.cols,
-                                                      hadamard_sign_mask(how->how.signs));
-    CUDA_CHECK_LAUNCH();
+/* Tensors as training has them: all but decoded values, and operands whose values take f32. */
+static int is_usual(const QOperand *o, const Quantizer *how, Tensor x) {
+    return x.dtype == DT_BF16 && how->source_div == 0.0f &&
+           (o->form == FORM_PACKED || o->dtype == DT_BF16);
+}
+
+static int is_transformed(const Quantizer *how) {
+    return operand_is_quantized(&how->how) && how->how.hadamard;
+}
+
+/* Whether amax_pair_kernel finds the maximum: of x itself, or of its transform of 16 along the
+   tokens. */
+static int amax_is_paired(const Quantizer *how, Tensor x) {
+    if (x.dtype != DT_BF16 || how->source_div != 0.0f) return 0;
+    return !is_transformed(how) ||
+           (how->token_operand && how->how.hadamard == 16 && how->how.signs != SIGNS_STEP);
 }
 
 void amax_pair_cuda(Device *d, QOperand *row, const Quantizer *row_how, QOperand *token,
                     const Quantizer *token_how, Tensor x) {
     check_cuda(d, row, row_how, token, token_how, x);
     cudaStream_t stream = device_cuda_stream(d);
-    if (row) CUDA_CHECK(cudaMemsetAsync(row->amax, 0, sizeof(float), stream));
-    if (token) CUDA_CHECK(cudaMemsetAsync(token->amax, 0, sizeof(float), stream));
+    QOperand *operands[2] = {row, token};
+    const Quantizer *const hows[2] = {row_how, token_how};
     AmaxTargets targets = {};
-    if (row && row_how->how.hadamard) amax_of_blocks(stream, row, row_how, x);
-    else if (row) targets.plain[0] = row->amax;
-    if (token && token_how->how.hadamard) {
-        targets.transformed = token->amax;
-        targets.sign_mask = hadamard_sign_mask(token_how->how.signs);
-    } else if (token) {
-        targets.plain[1] = token->amax;
+    for (int i = 0; i < 2; i++) {
+        QOperand *o = operands[i];
+        if (!o || !o->amax) continue;
+        CUDA_CHECK(cudaMemsetAsync(o->amax, 0, sizeof(float), stream));
+        if (!amax_is_paired(hows[i], x)) {
+            quantize_cell_cuda(d, o, hows[i], x, 1);
+        } else if (is_transformed(hows[i])) {
+            targets.transformed = o->amax;
+            targets.sign_mask = hadamard_sign_mask(hows[i]->how.signs);
+        } else {
+            targets.plain[i] = o->amax;
+        }
     }
     if (!targets.plain[0] && !targets.plain[1] && !targets.transformed) return;
     int64_t waves = 4;   // blocks of every multiprocessor, as many as fit at a time
@@ -258,17 +124,8 @@ void amax_pair_cuda(Device *d, QOperand *row, const Quantizer *row_how, QOperand
     CUDA_CHECK_LAUNCH();
 }
 
-static void quantize_blocks(cudaStream_t stream, const QOperand *o, const Quantizer *how,
-                            Tensor x) {
-    unsigned blocks = (unsigned)ceil_div(tensor_count(x) / 16, THREADS);
-    quantize_block_kernel<<<blocks, THREADS, 0, stream>>>(*o, *how, round_keys(how->seed),
-                                                          (const uint16_t *)x.data, x.cols,
-                                                          hadamard_sign_mask(how->how.signs));
-    CUDA_CHECK_LAUNCH();
-}
-
 static void clear_scale_padding(cudaStream_t stream, const QOperand *o) {
-    if (scales_have_padding(o))
+    if (o->scales && scales_have_padding(o))
         CUDA_CHECK(cudaMemsetAsync(o->scales, 0, quantize_scales_bytes(o->rows, o->k), stream));
 }
 
@@ -282,17 +139,34 @@ static void quantize_fp8(cudaStream_t stream, const QOperand *row, const QOperan
     }
 }
 
+/* Whether the two kernels of pairs leave an operand to the kernel of any cell. */
+static int is_any_cell(const QOperand *o, const Quantizer *how, Tensor x) {
+    if (!o || !is_usual(o, how, x)) return o != NULL;
+    return !operand_is_fp8(&how->how) && pair_mode(o, how) == MODE_NONE;
+}
+
+static const QOperand *if_fp8(const QOperand *o, const Quantizer *how) {
+    return o && operand_is_fp8(&how->how) ? o : NULL;
+}
+
 void quantize_pair_cuda(Device *d, QOperand *row, const Quantizer *row_how, QOperand *token,
                         const Quantizer *token_how, Tensor x) {
     check_cuda(d, row, row_how, token, token_how, x);
     cudaStream_t stream = device_cuda_stream(d);
-    quantize_fp8(stream, row, token, x);
-    if (row && !format_has_blocks(row->format)) row = NULL;
-    if (token && !format_has_blocks(token->format)) token = NULL;
-    if (row) clear_scale_padding(stream, row);
-    if (token) clear_scale_padding(stream, token);
-    if (pair_mode(row, row_how) == MODE_NONE) quantize_blocks(stream, row, row_how, x);
-    if (pair_mode(token, token_how) == MODE_NONE) quantize_blocks(stream, token, token_how, x);
+    QOperand *operands[2] = {row, token};
+    const Quantizer *const hows[2] = {row_how, token_how};
+    for (int i = 0; i < 2; i++) {
+        if (operands[i]) clear_scale_padding(stream, operands[i]);
+        if (!is_any_cell(operands[i], hows[i], x)) continue;
+        quantize_cell_cuda(d, operands[i], hows[i], x, 0);
+        operands[i] = NULL;
+    }
+    row = operands[0];
+    token = operands[1];
+    const QOperand *row_fp8 = if_fp8(row, row_how), *token_fp8 = if_fp8(token, token_how);
+    quantize_fp8(stream, row_fp8, token_fp8, x);
+    if (row_fp8) row = NULL;
+    if (token_fp8) token = NULL;
     for (int form = 0; form < ARRAY_LEN(pair_forms); form++) {
         PairLaunch launch = pair_launch((OperandForm)form, row, row_how, token, token_how, x);
         if (!launch.kernel) continue;

@@ -95,6 +95,25 @@ transform_columns(float low[16], float high[16], const uint32_t word[16], uint32
     hadamard16_butterflies(high);
 }
 
+// --- maxima ---
+
+enum { AMAX_THREADS = 256 };   // of a block that finds one
+
+/* Magnitudes compare as the integers of their bits, so an integer maximum is exact and in any
+   order. */
+static __device__ void add_block_maximum(float *amax, uint32_t bits) {
+    __shared__ uint32_t warp_max[AMAX_THREADS / 32];
+    if (bits > 0x7F800000u) bits = 0x7FFFFFFFu;   // one NaN for all devices
+    uint32_t most = __reduce_max_sync(0xFFFFFFFFu, bits);
+    __syncthreads();   // of an earlier call's reads
+    if (threadIdx.x % 32 == 0) warp_max[threadIdx.x / 32] = most;
+    __syncthreads();
+    if (threadIdx.x >= 32) return;
+    most =
+        __reduce_max_sync(0xFFFFFFFFu, threadIdx.x < AMAX_THREADS / 32 ? warp_max[threadIdx.x] : 0);
+    if (threadIdx.x == 0) atomicMax(reinterpret_cast<unsigned *>(amax), most);
+}
+
 // --- rounding to E2M1 ---
 
 // Adding 1.5 * 2^23 steps leaves whole steps; a step is half the power of two of the number, and
@@ -245,3 +264,15 @@ static __device__ __forceinline__ int64_t scale_word_offset(int64_t row, int64_t
     int64_t tile = row / 128 * ((k + 63) / 64) + group;
     return tile * 512 + row % 32 * 16 + row % 128 / 32 * 4;
 }
+
+/* Whether scales of no block lie among those of the operand. No kernel writes all of them. */
+static inline bool scales_have_padding(const QOperand *o) {
+    return o->form == FORM_PACKED && (o->rows % 128 || o->k % 64);
+}
+
+// --- any cell: quantize_cell.cu ---
+
+/* Makes one operand of whatever cell, or finds its maximum, which must have been zeroed. x is bf16
+   or f32. */
+void quantize_cell_cuda(Device *d, const QOperand *o, const Quantizer *how, Tensor x,
+                        int only_amax);

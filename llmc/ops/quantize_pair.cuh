@@ -1,7 +1,7 @@
 // quantize_pair -- the kernel that quantises training's operands: it reads x once and serves the
 // row and the token operand of a tensor together, as values or as codes with tiled scales; and the
 // choice of its instance. It knows rows of 16, at most a transform along the tokens, and 8 dither
-// bits; quantize.cu has a kernel for the rest. Loading, maxima, scales and random bits are the same
+// bits; quantize_cell.cuh has a kernel for the rest. Loading, maxima, scales and random bits are the same
 // for both forms; a form says what a block of threads takes and how elements are stored. A host
 // compiler can take this file too, see quantize.cuh.
 #pragma once
@@ -278,10 +278,8 @@ struct PairCodes {
                 high[i] = high_f32(word[half * 8 + i]);
             }
             int hardware = args.token.how.hardware_rounding;
-            codes[0][half] =
-                encode<MODE>(low, s[0].mult, keep, draws.low.w + 2 * half, hardware);
-            codes[1][half] =
-                encode<MODE>(high, s[1].mult, keep, draws.high.w + 2 * half, hardware);
+            codes[0][half] = encode<MODE>(low, s[0].mult, keep, draws.low.w + 2 * half, hardware);
+            codes[1][half] = encode<MODE>(high, s[1].mult, keep, draws.high.w + 2 * half, hardware);
         }
         uint8_t *out = (uint8_t *)args.token.data + (col * args.rows + row) / 2;
         *reinterpret_cast<uint2 *>(out) = make_uint2(codes[0][0], codes[0][1]);
@@ -458,6 +456,7 @@ static const PairForm pair_forms[] = {
 /* How the pair kernel makes this operand; MODE_NONE: not at all. */
 static inline PairMode pair_mode(const QOperand *o, const Quantizer *q) {
     if (!o) return MODE_ABSENT;
+    if (!operand_is_plain_nvfp4(&q->how)) return MODE_NONE;
     if (q->how.tile != TILE_ROW || (q->how.hadamard && !q->token_operand)) return MODE_NONE;
     if (q->how.rounding == ROUND_NEAREST) return MODE_NEAREST;
     return q->how.dither_bits == 8 ? MODE_STOCHASTIC : MODE_NONE;
@@ -501,9 +500,4 @@ static inline PairLaunch pair_launch(OperandForm form, const QOperand *row,
     int transform = token_mode != MODE_ABSENT && token_how->how.hadamard;
     launch.kernel = f->kernels[row_mode][token_mode][transform];
     return launch;
-}
-
-/* Whether scales of no block lie among those of the operand. No kernel writes all of them. */
-static inline bool scales_have_padding(const QOperand *o) {
-    return o->form == FORM_PACKED && (o->rows % 128 || o->k % 64);
 }
