@@ -213,6 +213,46 @@ static inline int cell_case(CellCase *c, Operand format, const Mechanism *m, int
     return 1;
 }
 
+/* A recipe's cell at one of the shapes. */
+enum { NUM_CELL_SHAPES = ARRAY_LEN(cell_shapes) };
+static inline CellCase cell_case_of(Operand how, int token, int shape) {
+    CellCase c;
+    memset(&c, 0, sizeof(c));
+    c.how = how;
+    c.token = token;
+    c.values = operand_values_dtype(&how);
+    c.x_type = DT_BF16;
+    c.requantized = how.source == SOURCE_REQUANTIZED;
+    int64_t multiple = max_i64(32, how.hadamard);
+    c.rows = round_up(cell_shapes[shape][0], multiple);
+    c.cols = round_up(cell_shapes[shape][1], multiple);
+    c.seed = (uint32_t)shape;
+    return c;
+}
+
+/* Formats with a tensor's scale alone: directions, forms, types and inputs. */
+enum { NUM_BLOCKLESS_CASES = 64 * NUM_FILLS };
+static inline CellCase blockless_case(int i) {
+    CellCase c = cell_case_of(formats[i & 1 ? FORMAT_E5M2 : FORMAT_E4M3].cell, i >> 1 & 1, 1);
+    c.form = i >> 2 & 1 ? FORM_PACKED : FORM_VALUES;
+    c.values = i >> 3 & 1 ? DT_F32 : DT_BF16;
+    c.x_type = i >> 4 & 1 ? DT_F32 : DT_BF16;
+    c.requantized = i >> 5 & 1;
+    c.fill = (Fill)(i / 64);
+    c.lost = c.fill == FILL_GRID;
+    return c;
+}
+
+/* Tensors that are not quantised, into another type. */
+enum { NUM_CONVERSION_CASES = 8 };
+static inline CellCase conversion_case(int i) {
+    CellCase c = cell_case_of(formats[i & 4 ? FORMAT_F32 : FORMAT_BF16].cell, i & 1, 1);
+    c.values = i & 4 || i & 2 ? DT_F32 : DT_BF16;
+    c.x_type = i & 4 && i & 2 ? DT_F32 : DT_BF16;
+    c.fill = FILL_WIDE;
+    return c;
+}
+
 static inline void spoil(Tensor x) {
     static const float values[] = {INFINITY, -INFINITY, NAN, 3e38f};
     for (int i = 0; i < 4; i++) {

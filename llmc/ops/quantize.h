@@ -40,7 +40,8 @@ times 0.25, rounded to bf16; amax and block maxima are those of the transformed,
 
   shapes    R and C multiples of 16 for what is quantised (recipe_error has refused the rest with a
             message)
-  dtypes    x bf16 (f32 on the CPU too; the transform then still rounds to bf16); values bf16 or f32
+  dtypes    x bf16 or f32 (the transform rounds to bf16 either way); values as operand_values_dtype
+            has it, or f32
   numerics  bit for bit the same codes and scales on CPU and CUDA; but for codes under
             Quantizer.hardware_rounding, which the CPU does not know
   random    rng.h: Quantizer.tag without sub-draw, key Quantizer.seed, step and token base from
@@ -51,7 +52,7 @@ times 0.25, rounded to bf16; amax and block maxima are those of the transformed,
   source    NVIDIA TransformerEngine's arithmetic as specified in dev/NUMERICS.md; PTX ISA cvt
             (packing order)
   tests     test_quantize.c: vectors V1-V12, invariants; test_cell*.c: every cell;
-            test_quantize_cuda.cu: bit-exact;
+            test_quantize_cuda.cu, test_quantize_cells_cuda.cu: bit-exact;
             test_quantize_fp8.c, test_quantize_fp8_cuda.cu: the same of E4M3 and E5M2
 */
 #ifndef LLMC_OPS_QUANTIZE_H
