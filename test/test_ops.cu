@@ -456,9 +456,10 @@ static void gemm(const Ops *ops, Device *d, const Tensor *t, const void *how) {
 }
 
 /* What f32 accumulation may leave in each element of d: (K / 16 + 1) 2^-23 of the sum of the
-   magnitudes of its terms; of f32 values, whose products are added one at a time, K 2^-24. A bf16 tensor core instruction adds 16 products to the accumulator and
-   cuts the sum off to f32 (dev/NUMERICS.md 8.3), an error below 2^-23 of what is summed so far.
-   The sum is a product of magnitudes, on the CPU. */
+   magnitudes of its terms. A bf16 tensor core instruction adds 16 products to the accumulator and
+   cuts the sum off to f32 (dev/NUMERICS.md 8.3), an error below 2^-23 of what is summed so far. Of
+   f32 values, whose products are added one at a time, K 2^-24. The sum is a product of magnitudes,
+   on the CPU. */
 static float *gemm_bound(OpTest *t, const GemmCase *c) {
     Tensor magnitudes[GEMM_AMAX_B + 1];
     for (int i = 0; i <= GEMM_AMAX_B; i++) {

@@ -8,13 +8,15 @@ gemm -- every matrix product of a linear layer and of the output head.
               E4M3, E5M2     GPUs with FP8 tensor cores only, one side at most E5M2; K and N
                              multiples of 16
             whose bias is into bf16 d only. d bf16 or f32; bias as d; accumulation into f32 d only
-  numerics  f32 accumulation; f32 operands are multiplied as they are, never in TF32; FP8's, which is narrower within a tensor core of sm_90, is promoted to
-            f32 as the products go on; bias added in f32, then one rounding; no split of K without a
-            fixed-order f32 reduction. Sliced operands (accumulation into f32 only): the slices'
-            products, each with alpha, are added to d in order
+  numerics  f32 operands are multiplied as they are, never in TF32; f32 accumulation; FP8's, which
+            is narrower within a tensor core of sm_90, is promoted to f32 as the products go on;
+            bias added in f32, then one rounding; no split of K without a fixed-order f32 reduction.
+            Sliced operands (accumulation into f32 only): the slices' products, each with alpha, are
+            added to d in order
   errors    aborts on a shape, dtype or form mismatch (gemm_check); library errors: EXIT_DEVICE with
             shapes and text
-  scratch   CPU: f32 copies of the operands; CUDA, f32 values into bf16: rows of d in f32; see OpLimits
+  scratch   CPU: f32 copies of the operands; CUDA, f32 values into bf16: rows of d in f32; see
+            OpLimits
   tests     test_ops_cpu.c, test_ops.cu gemm; test_gemm_descriptors.cu: what cuBLASLt is told;
             test_gemm_tune_cuda.cu: which algorithm it uses
 */

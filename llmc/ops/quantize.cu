@@ -1,5 +1,5 @@
-// quantize -- on a GPU: the maxima, and who makes an operand: quantize_pair.cuh plain rows of NVFP4,
-// quantize_fp8.cuh what has a tensor's scale alone, quantize_cell.cu all others.
+// quantize -- on a GPU: the maxima, and who makes an operand: quantize_pair.cuh plain rows of
+// NVFP4, quantize_fp8.cuh what has a tensor's scale alone, quantize_cell.cu all others.
 #include "quantize.h"
 
 #include "../device_cuda.cuh"

@@ -101,7 +101,7 @@ enum { AMAX_THREADS = 256 };   // of a block that finds one
 
 /* Magnitudes compare as the integers of their bits, so an integer maximum is exact and in any
    order. */
-static __device__ void add_block_maximum(float *amax, uint32_t bits) {
+static __device__ inline void add_block_maximum(float *amax, uint32_t bits) {
     __shared__ uint32_t warp_max[AMAX_THREADS / 32];
     if (bits > 0x7F800000u) bits = 0x7FFFFFFFu;   // one NaN for all devices
     uint32_t most = __reduce_max_sync(0xFFFFFFFFu, bits);

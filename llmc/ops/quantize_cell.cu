@@ -1,5 +1,5 @@
-// quantize_cell -- launches the kernel of any cell, quantize_cell.cuh. The Makefile compiles this file
-// without contraction.
+// quantize_cell -- launches the kernel of any cell, quantize_cell.cuh. The Makefile compiles this
+// file without contraction.
 #include "quantize_cell.cuh"
 
 #include "../device_cuda.cuh"

@@ -1,9 +1,9 @@
 // quantize_pair -- the kernel that quantises training's operands: it reads x once and serves the
 // row and the token operand of a tensor together, as values or as codes with tiled scales; and the
 // choice of its instance. It knows rows of 16, at most a transform along the tokens, and 8 dither
-// bits; quantize_cell.cuh has a kernel for the rest. Loading, maxima, scales and random bits are the same
-// for both forms; a form says what a block of threads takes and how elements are stored. A host
-// compiler can take this file too, see quantize.cuh.
+// bits; quantize_cell.cuh has a kernel for the rest. Loading, maxima, scales and random bits are
+// the same for both forms; a form says what a block of threads takes and how elements are stored. A
+// host compiler can take this file too, see quantize.cuh.
 #pragma once
 #include "../common.h"
 #include "hadamard.h"
