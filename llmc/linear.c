@@ -1,32 +1,19 @@
-/* linear -- the three GEMMs of a layer; see linear.h. */
+/* linear -- the three GEMMs of a layer; see linear.h. How operands are made is in
+   linear_operands.c. */
 #include "linear.h"
 
 #include <string.h>
 
 #include "common.h"
-#include "rng.h"
+#include "linear_parts.h"
 
-enum { SCALES_ALIGN = 16 };   // bytes: what native GEMMs ask of block scales
-
-/* One operand to be made: of which GEMM and side, in which buffer if it is quantised, and where its
-   description goes. */
-typedef struct {
-    GemmKind gemm;
-    Side side;
-    Tensor buffer;
-    QOperand *operand;
-} OperandRequest;
+enum { SCALES_ALIGN = 16 };   // bytes: what native GEMMs ask of block scales; masks lie so, too
 
 /* --- plan --- */
 
-static const Operand *cell(const Linear *l, GemmKind g, Side s) { return &l->plan.cell[g][s]; }
-
-static int is_quantized(const Linear *l, GemmKind g, Side s) {
-    return operand_is_quantized(cell(l, g, s));
-}
-
 int linear_gemm_is_quantized(const Linear *l, GemmKind g) {
-    return is_quantized(l, g, SIDE_A) || is_quantized(l, g, SIDE_B);
+    return operand_is_quantized(linear_cell(l, g, SIDE_A)) ||
+           operand_is_quantized(linear_cell(l, g, SIDE_B));
 }
 
 int linear_quantized_gemms(const Linear *l) {
@@ -35,7 +22,48 @@ int linear_quantized_gemms(const Linear *l) {
     return count;
 }
 
-int linear_keeps_input(const Linear *l) { return !is_quantized(l, GEMM_WGRAD, SIDE_B); }
+/* Where side B of dgrad and wgrad comes from; a plain operand is the tensor. */
+static Source source_of(const Linear *l, GemmKind g) {
+    const Operand *o = linear_cell(l, g, SIDE_B);
+    return g != GEMM_FPROP && operand_is_quantized(o) ? o->source : SOURCE_TENSOR;
+}
+
+int linear_takes_over(const Linear *l, GemmKind g) {
+    Source source = source_of(l, g);
+    return source == SOURCE_TRANSPOSED || source == SOURCE_VALUES;
+}
+
+int linear_reads_values(const Linear *l, GemmKind g) {
+    Source source = source_of(l, g);
+    return source == SOURCE_VALUES || source == SOURCE_REQUANTIZED;
+}
+
+/* GEMMs that share an operand share its values. */
+static int shares_values(const Linear *l, GemmKind a, GemmKind b) {
+    return a == b || ((a == GEMM_FPROP || linear_takes_over(l, a)) &&
+                      (b == GEMM_FPROP || linear_takes_over(l, b)));
+}
+
+DType linear_values_dtype(const Linear *l, GemmKind g) {
+    for (int i = 0; i < NUM_GEMMS * NUM_SIDES; i++) {
+        GemmKind other = (GemmKind)(i / NUM_SIDES);
+        const Operand *o = linear_cell(l, other, (Side)(i % NUM_SIDES));
+        if (shares_values(l, g, other) && operand_values_dtype(o) == DT_F32) return DT_F32;
+    }
+    return DT_BF16;
+}
+
+int linear_is_made(const Linear *l, GemmKind g, Side s) {
+    const Operand *o = linear_cell(l, g, s);
+    return operand_is_quantized(o) || o->elem != linear_values_dtype(l, g);
+}
+
+int linear_has_mask(const Linear *l, Side s) {
+    const Operand *o = linear_cell(l, GEMM_FPROP, s);
+    return operand_is_quantized(o) && o->mask;
+}
+
+int linear_keeps_input(const Linear *l) { return !linear_is_made(l, GEMM_WGRAD, SIDE_B); }
 
 void linear_declare(Linear *l, ParamTable *t, const char *name, int in, int out, int has_bias,
                     float std) {
@@ -54,34 +82,59 @@ void linear_declare(Linear *l, ParamTable *t, const char *name, int in, int out,
 
 /* --- buffers --- */
 
+/* Values are read by a product of the other direction, or are those of another one. */
+static int needs_values(const Linear *l, GemmKind g) {
+    if (g != GEMM_FPROP) return source_of(l, g) == SOURCE_VALUES;
+    return linear_reads_values(l, GEMM_DGRAD) || linear_reads_values(l, GEMM_WGRAD);
+}
+
 OperandForm linear_gemm_form(const Engine *e, const Linear *l, GemmKind g) {
-    const Operand *a = cell(l, g, SIDE_A), *b = cell(l, g, SIDE_B);
+    const Operand *a = linear_cell(l, g, SIDE_A), *b = linear_cell(l, g, SIDE_B);
     int both_fp4 = operand_is_nvfp4(a) && operand_is_nvfp4(b);
     int both_fp8 =
         operand_is_fp8(a) && operand_is_fp8(b) && (a->elem == DT_E4M3 || b->elem == DT_E4M3);
     int packed = (both_fp4 && e->fp4 != FP4_EMULATED) || (both_fp8 && e->fp8);
-    return packed ? FORM_PACKED : FORM_VALUES;
+    return packed && !needs_values(l, g) ? FORM_PACKED : FORM_VALUES;
 }
 
-/* Decoded bf16 values; or codes and, aligned behind them, block scales. */
-size_t linear_format_bytes(OperandForm form, FormatId format, int64_t rows, int64_t k) {
-    if (form == FORM_VALUES) return dtype_bytes(DT_BF16, rows * k);
+/* Decoded values; or codes and, aligned behind them, block scales. */
+size_t linear_format_bytes(OperandForm form, FormatId format, DType values, int64_t rows,
+                           int64_t k) {
+    if (form == FORM_VALUES) return dtype_bytes(values, rows * k);
     size_t codes = quantize_codes_bytes(format, rows, k);
     if (!format_has_blocks(format)) return codes;
     return (size_t)round_up((int64_t)codes, SCALES_ALIGN) + quantize_scales_bytes(rows, k);
 }
 
+/* Of an operand that is made; else 0. */
+static size_t made_bytes(const Engine *e, const Linear *l, GemmKind g, Side s, int64_t rows,
+                         int64_t k) {
+    if (!linear_is_made(l, g, s)) return 0;
+    return linear_format_bytes(linear_gemm_form(e, l, g), linear_cell(l, g, s)->format,
+                               linear_values_dtype(l, g), rows, k);
+}
+
 size_t linear_scratch_bytes(const Engine *e, const Linear *l, GemmKind g, int64_t tokens) {
-    if (!is_quantized(l, g, SIDE_A)) return 0;
     int64_t cols = g == GEMM_FPROP ? l->in : l->out;
     int64_t rows = g == GEMM_WGRAD ? cols : tokens, k = g == GEMM_WGRAD ? tokens : cols;
-    return linear_format_bytes(linear_gemm_form(e, l, g), cell(l, g, SIDE_A)->format, rows, k);
+    return made_bytes(e, l, g, SIDE_A, rows, k);
+}
+
+/* Where the mask of `tokens` rows lies in the buffer of the token operand, behind it. */
+static int64_t mask_offset(const Engine *e, const Linear *l, int64_t tokens) {
+    size_t operand = made_bytes(e, l, GEMM_WGRAD, SIDE_B, l->in, tokens);
+    return round_up((int64_t)operand, SCALES_ALIGN);
 }
 
 size_t linear_saved_bytes(const Engine *e, const Linear *l, int64_t tokens) {
-    if (linear_keeps_input(l)) return 0;
-    FormatId format = cell(l, GEMM_WGRAD, SIDE_B)->format;
-    return linear_format_bytes(linear_gemm_form(e, l, GEMM_WGRAD), format, l->in, tokens);
+    if (!linear_has_mask(l, SIDE_A)) return made_bytes(e, l, GEMM_WGRAD, SIDE_B, l->in, tokens);
+    return (size_t)(mask_offset(e, l, tokens) + tokens * l->in / 8);
+}
+
+uint8_t *linear_saved_mask(const Engine *e, const Linear *l, const LinearSaved *saved,
+                           int64_t tokens) {
+    if (!linear_has_mask(l, SIDE_A)) return NULL;
+    return (uint8_t *)saved->token_buffer.data + mask_offset(e, l, tokens);
 }
 
 uint8_t *linear_packed_scales(const QOperand *q) {
@@ -89,180 +142,94 @@ uint8_t *linear_packed_scales(const QOperand *q) {
     return (uint8_t *)q->data + round_up(codes_bytes, SCALES_ALIGN);
 }
 
-/* The transposed codes of fprop's weight: the same decoded values read the other way. Packed codes
-   are stored along the contraction, so there dgrad has its own, which come out equal. */
-static int shares_fprop_codes(const Engine *e, const Linear *l) {
-    return is_quantized(l, GEMM_DGRAD, SIDE_B) &&
-           cell(l, GEMM_DGRAD, SIDE_B)->source == SOURCE_TRANSPOSED &&
-           linear_gemm_form(e, l, GEMM_FPROP) == FORM_VALUES &&
+/* Packed codes are stored along the contraction, so there dgrad has its own, which come out equal.
+ */
+int linear_shares_weight(const Engine *e, const Linear *l) {
+    return linear_takes_over(l, GEMM_DGRAD) && linear_gemm_form(e, l, GEMM_FPROP) == FORM_VALUES &&
            linear_gemm_form(e, l, GEMM_DGRAD) == FORM_VALUES;
 }
 
-/* For the operand b of GEMM g, which outlives the call that makes it. */
-static Tensor operand_buffer(const Engine *e, const Linear *l, GemmKind g, Arena *a, int64_t rows,
-                             int64_t k) {
-    FormatId format = cell(l, g, SIDE_B)->format;
-    size_t bytes = linear_format_bytes(linear_gemm_form(e, l, g), format, rows, k);
-    return arena_tensor(a, DT_U8, 1, (int64_t)bytes);
+/* Memory, or none where nothing is asked for. */
+static Tensor buffer(Arena *a, size_t bytes) {
+    Tensor none = {0};
+    return bytes > 0 ? arena_tensor(a, DT_U8, 1, (int64_t)bytes) : none;
 }
 
 void linear_place_weights(const Engine *e, Linear *l, Arena *a) {
     l->amax = arena_tensor(a, DT_F32, 1, NUM_GEMMS * NUM_SIDES);
-    if (is_quantized(l, GEMM_FPROP, SIDE_B)) {
-        l->w_buffers[0] = operand_buffer(e, l, GEMM_FPROP, a, l->out, l->in);
-    }
-    if (is_quantized(l, GEMM_DGRAD, SIDE_B) && !shares_fprop_codes(e, l)) {
-        l->w_buffers[1] = operand_buffer(e, l, GEMM_DGRAD, a, l->in, l->out);
-    }
+    l->w_buffers[0] = buffer(a, made_bytes(e, l, GEMM_FPROP, SIDE_B, l->out, l->in));
+    if (!linear_shares_weight(e, l))
+        l->w_buffers[1] = buffer(a, made_bytes(e, l, GEMM_DGRAD, SIDE_B, l->in, l->out));
+    if (e->training && linear_has_mask(l, SIDE_B))
+        l->w_mask = arena_tensor(a, DT_U8, l->out, l->in / 8);
 }
 
 void linear_place_saved(const Engine *e, const Linear *l, LinearSaved *saved, Arena *a,
                         int64_t tokens) {
-    int64_t bytes = (int64_t)linear_saved_bytes(e, l, tokens);
-    if (bytes > 0) saved->token_buffer = arena_tensor(a, DT_U8, 1, bytes);
-}
-
-/* --- operands --- */
-
-static float *amax_slot(const Linear *l, GemmKind g, Side s) {
-    return (float *)l->amax.data + (int)g * NUM_SIDES + (int)s;
+    saved->token_buffer = buffer(a, linear_saved_bytes(e, l, tokens));
 }
 
 /* The library's kernels of NVFP4 do not split k themselves; see gemm_slices. */
 int linear_wgrad_slices(const Engine *e, const Linear *l, int64_t tokens) {
-    int nvfp4 = operand_is_nvfp4(cell(l, GEMM_WGRAD, SIDE_A));
+    int nvfp4 = operand_is_nvfp4(linear_cell(l, GEMM_WGRAD, SIDE_A));
     return nvfp4 && e->fp4 == FP4_LIBRARY ? gemm_slices(e->device, l->out, l->in, tokens) : 1;
 }
 
-/* A quantised operand of x, still to be filled: a row operand contracts along x's columns, a token
-   operand along its rows. */
-static QOperand quantized_operand(const Engine *e, const Linear *l, OperandRequest request,
-                                  Tensor x, int token_operand) {
-    const Operand *o = cell(l, request.gemm, request.side);
-    QOperand q;
-    memset(&q, 0, sizeof(q));
-    q.form = linear_gemm_form(e, l, request.gemm);
-    q.format = o->format;
-    q.dtype = DT_BF16;
-    q.data = request.buffer.data;
-    q.rows = token_operand ? x.cols : x.rows;
-    q.k = token_operand ? x.rows : x.cols;
-    q.k_contiguous = q.form == FORM_PACKED || !token_operand;
-    size_t bytes = linear_format_bytes(q.form, q.format, q.rows, q.k);
-    CHECK(bytes <= tensor_bytes(request.buffer),
-          "%s: operand of %lld x %lld does not fit its buffer", l->name, (long long)q.rows,
-          (long long)q.k);
-    if (q.form == FORM_PACKED && format_has_blocks(q.format)) q.scales = linear_packed_scales(&q);
-    if (q.form == FORM_PACKED && request.gemm == GEMM_WGRAD)
-        q.slices = linear_wgrad_slices(e, l, q.k);
-    q.dequant_div = quantize_dequant_div(o);
-    if (o->amax != AMAX_NONE) q.amax = amax_slot(l, request.gemm, request.side);
-    return q;
+/* --- maxima --- */
+
+static int keeps_maximum(const Operand *o) {
+    return operand_is_quantized(o) && (o->amax == AMAX_DELAYED || o->amax == AMAX_HELD);
 }
 
-static Quantizer quantizer(const Engine *e, const Linear *l, OperandRequest request,
-                           int token_operand, int is_weight) {
-    Quantizer how;
-    memset(&how, 0, sizeof(how));
-    how.how = *cell(l, request.gemm, request.side);
-    how.token_operand = token_operand;
-    how.rows_are_tokens = !is_weight;
-    how.tag = rng_quantize_tag((uint32_t)l->id, (uint32_t)request.gemm, (uint32_t)request.side, 0);
-    how.seed = e->seed;
-    how.state = e->state;
-    how.hardware_rounding = e->hardware_rounding;
-    return how;
-}
-
-/* Makes the operand the tensor itself, or says how it is to be quantised. Returns whether it is. */
-static int begin_operand(const Engine *e, const Linear *l, OperandRequest request, Tensor x,
-                         int token_operand) {
-    if (!request.operand) return 0;
-    if (is_quantized(l, request.gemm, request.side)) {
-        *request.operand = quantized_operand(e, l, request, x, token_operand);
-        return 1;
-    }
-    FormatId format = cell(l, request.gemm, request.side)->format;
-    *request.operand = operand_from_tensor(x, format, !token_operand);
+int linear_keeps_maxima(const Linear *l) {
+    for (int i = 0; i < NUM_GEMMS * NUM_SIDES; i++)
+        if (keeps_maximum(linear_cell(l, (GemmKind)(i / NUM_SIDES), (Side)(i % NUM_SIDES))))
+            return 1;
     return 0;
 }
 
-/* The operands of one tensor for two GEMMs: `row` contracts along its columns, `token` along its
-   rows. A request without an operand is skipped. */
-static void make_operands(Engine *e, const Linear *l, Tensor x, OperandRequest row,
-                          OperandRequest token, int is_weight) {
-    Quantizer row_how = quantizer(e, l, row, 0, is_weight);
-    Quantizer token_how = quantizer(e, l, token, 1, is_weight);
-    QOperand *row_q = begin_operand(e, l, row, x, 0) ? row.operand : NULL;
-    QOperand *token_q = begin_operand(e, l, token, x, 1) ? token.operand : NULL;
-    if (!row_q && !token_q) return;
-    int slices = token_q ? quantize_num_slices(token_q) : 1;
-    QOperand whole_token = {0};   // the tensor's scale is that of all slices
-    if (token_q) whole_token = *token_q;
-    whole_token.slices = 1;
-    e->ops->amax_pair(e->device, row_q, row_q ? &row_how : NULL, token_q ? &whole_token : NULL,
-                      token_q ? &token_how : NULL, x);
-    for (int i = 0; i < slices; i++) {
-        // Of rows [first, first + count) of x: a part of the row operand's rows and one slice.
-        int64_t count = x.rows / slices, first = i * count;
-        QOperand row_part, token_part;
-        if (row_q) row_part = quantize_rows(row_q, first, count);
-        if (token_q) token_part = slices > 1 ? quantize_slice(token_q, i) : *token_q;
-        row_how.first_row = token_how.first_row = first;
-        e->ops->quantize_pair(e->device, row_q ? &row_part : NULL, row_q ? &row_how : NULL,
-                              token_q ? &token_part : NULL, token_q ? &token_how : NULL,
-                              tensor_rows(x, first, count));
+static int has_history(const Linear *l) {
+    for (int i = 0; i < NUM_GEMMS * NUM_SIDES; i++) {
+        const Operand *o = linear_cell(l, (GemmKind)(i / NUM_SIDES), (Side)(i % NUM_SIDES));
+        if (keeps_maximum(o) && o->amax == AMAX_DELAYED) return 1;
     }
+    return 0;
 }
 
-void linear_prepare(Engine *e, Linear *l) {
-    Tensor weight = e->params->params[l->weight].value;
-    int shared = shares_fprop_codes(e, l);
-    OperandRequest fprop = {GEMM_FPROP, SIDE_B, l->w_buffers[0], &l->w[GEMM_FPROP]};
-    OperandRequest dgrad = {GEMM_DGRAD, SIDE_B, l->w_buffers[1], shared ? NULL : &l->w[GEMM_DGRAD]};
-    make_operands(e, l, weight, fprop, dgrad, 1);
-    if (!shared) return;
-    QOperand transposed = l->w[GEMM_FPROP];
-    transposed.rows = l->in;
-    transposed.k = l->out;
-    transposed.k_contiguous = 0;
-    l->w[GEMM_DGRAD] = transposed;
+void linear_place_maxima(Linear *l, Arena *a, Tensor current) {
+    memset(&l->maxima, 0, sizeof(l->maxima));
+    if (!linear_keeps_maxima(l)) return;
+    l->maxima.current = current;
+    l->maxima.kept = arena_tensor(a, DT_F32, 1, NUM_GEMMS * NUM_SIDES);
+    if (has_history(l))
+        l->maxima.history = arena_tensor(a, DT_F32, NUM_GEMMS * NUM_SIDES, AMAX_HISTORY);
 }
 
-/* Of x, for wgrad; no operand is asked for where `saved` is NULL. */
-static OperandRequest saved_request(LinearSaved *saved) {
-    OperandRequest request = {GEMM_WGRAD, SIDE_B, {0}, NULL};
-    if (!saved) return request;
-    request.buffer = saved->token_buffer;
-    request.operand = &saved->token_x;
-    return request;
+void linear_add_slot(AmaxSlots *slots, const Linear *l, GemmKind g, Side s) {
+    const Operand *o = linear_cell(l, g, s);
+    const LinearMaxima *m = &l->maxima;
+    if (!keeps_maximum(o) || tensor_empty(m->kept)) return;
+    // One tensor's codes have one scale, whoever makes them.
+    int is_fprops = s == SIDE_B && linear_takes_over(l, g);
+    Side fprop_side = g == GEMM_DGRAD ? SIDE_B : SIDE_A;
+    int at = is_fprops ? GEMM_FPROP * NUM_SIDES + (int)fprop_side : (int)g * NUM_SIDES + (int)s;
+    AmaxSlot *slot = &slots->slot[slots->count++];
+    slot->rule = o->amax;
+    slot->initial = quantize_dequant_div(o);
+    slot->in_use = linear_amax(l, g, s);
+    slot->current = (float *)m->current.data + at;
+    slot->kept = (float *)m->kept.data + at;
+    slot->history = o->amax == AMAX_DELAYED ? (float *)m->history.data + at * AMAX_HISTORY : NULL;
 }
 
-static void show_input(const Engine *e, const Linear *l, GemmKind g, Tensor x) {
-    if (e->observer) e->observer->input(e->observer->self, l, g, x);
-}
-
-QOperand linear_input(Engine *e, Linear *l, LinearSaved *saved, Tensor x) {
-    QOperand row_x;
-    show_input(e, l, GEMM_FPROP, x);
-    OperandRequest row = {GEMM_FPROP, SIDE_A, e->row_buffer, &row_x};
-    make_operands(e, l, x, row, saved_request(e->training ? saved : NULL), 0);
-    return row_x;
-}
-
-void linear_save_input(Engine *e, Linear *l, LinearSaved *saved, Tensor x) {
-    OperandRequest no_row = {GEMM_FPROP, SIDE_A, {0}, NULL};
-    make_operands(e, l, x, no_row, saved_request(saved), 0);
-}
-
-LinearGrad linear_output_grad(Engine *e, Linear *l, Tensor dy) {
-    LinearGrad grad;
-    grad.dy = dy;
-    show_input(e, l, GEMM_DGRAD, dy);
-    OperandRequest row = {GEMM_DGRAD, SIDE_A, e->row_buffer, &grad.row};
-    OperandRequest token = {GEMM_WGRAD, SIDE_A, e->token_buffer, &grad.token};
-    make_operands(e, l, dy, row, token, 0);
-    return grad;
+void linear_advance(Engine *e, const Linear *l) {
+    AmaxSlots slots = {.count = 0};
+    for (int i = 0; i < NUM_GEMMS * NUM_SIDES; i++) {
+        GemmKind g = (GemmKind)(i / NUM_SIDES);
+        Side s = (Side)(i % NUM_SIDES);
+        if (s == SIDE_A || !linear_takes_over(l, g)) linear_add_slot(&slots, l, g, s);
+    }
+    if (slots.count > 0) e->ops->amax_advance(e->device, slots, e->state);
 }
 
 /* --- the three GEMMs --- */
@@ -281,7 +248,6 @@ static void run_gemm(Engine *e, const Linear *l, GemmKind g, Tensor d, const QOp
                      const QOperand *b, GemmEpilogue epilogue) {
     e->quantized_gemms += linear_gemm_is_quantized(l, g);
     linear_multiply(e, d, a, b, epilogue);
-    if (e->observer) e->observer->product(e->observer->self, l, g, d, a, b);
 }
 
 void linear_forward(Engine *e, const Linear *l, Tensor out, const QOperand *x) {
@@ -290,13 +256,37 @@ void linear_forward(Engine *e, const Linear *l, Tensor out, const QOperand *x) {
     run_gemm(e, l, GEMM_FPROP, out, x, &l->w[GEMM_FPROP], epilogue);
 }
 
+/* From the gradient of what fprop multiplied on this side to that of the tensor; g gave it. */
+static void bring_back(Engine *e, const Linear *l, GemmKind g, Side fprop_side, Tensor gradient,
+                       const uint8_t *mask) {
+    const Operand *o = linear_cell(l, GEMM_FPROP, fprop_side);
+    Hadamard h = {.size = o->hadamard,
+                  .signs = o->signs,
+                  .tag = linear_tag(l, GEMM_FPROP, fprop_side),
+                  .seed = e->seed,
+                  .state = e->state};
+    if (linear_reads_values(l, g) && (h.size || mask))
+        e->ops->hadamard_inverse(e->device, gradient, mask, h);
+}
+
 void linear_backward(Engine *e, const Linear *l, Tensor dx, const LinearGrad *grad,
                      const LinearSaved *saved) {
     GemmEpilogue overwrite = {{0}, 0}, accumulate = {{0}, 1};
     // out = x W^T
     run_gemm(e, l, GEMM_DGRAD, dx, &grad->row, &l->w[GEMM_DGRAD], overwrite);
+    bring_back(e, l, GEMM_DGRAD, SIDE_A, dx, saved->mask);
     run_gemm(e, l, GEMM_WGRAD, e->params->params[l->weight].grad, &grad->token, &saved->token_x,
              accumulate);
     // ... + bias
     if (l->bias >= 0) e->ops->column_sum(e->device, e->params->params[l->bias].grad, grad->dy);
+}
+
+int linear_has_finish(const Linear *l) {
+    return linear_reads_values(l, GEMM_WGRAD) &&
+           (linear_cell(l, GEMM_FPROP, SIDE_B)->hadamard || linear_has_mask(l, SIDE_B));
+}
+
+void linear_finish(Engine *e, const Linear *l) {
+    bring_back(e, l, GEMM_WGRAD, SIDE_B, e->params->params[l->weight].grad,
+               (const uint8_t *)l->w_mask.data);
 }

@@ -12,8 +12,17 @@ tensor itself, a quantised one comes from ops->quantize_pair.
                             linear_backward     dx (N,C) = dy (N,OC) . w (OC,C);  dw (OC,C) += dy^T
                             (OC,N) . x (N,C);
                                                 dbias += column sums of dy
+  once per optimizer step   linear_finish       dw as the optimizer takes it
+                            linear_advance      what is kept of tensors' maxima moves on
+
+Values of a product are bf16 where that holds those of both operands, else f32 of both; a plain
+bf16 tensor is then converted. dgrad's w and wgrad's x can be made of what fprop multiplied (recipe.h
+Source): their products are then gradients of the transformed, clipped elements, and are brought
+back: clipped ones get none, and the inverse of the transform follows; dx after each dgrad, dw at
+once for all micro-steps, as the way back is linear.
   dtypes    x, out, dy, dx: the model dtype; dw, dbias f32, accumulated over micro-steps
-  source    arXiv:2509.25149 section 4; dev/NUMERICS.md 5a, 5d and 8.4
+  source    arXiv:2509.25149 section 4, arXiv:2505.14669; dev/NUMERICS.md 5 and 8.4
+  tests     test_linear_flow.c, test_recipes_train.c
 */
 #ifndef LLMC_LINEAR_H
 #define LLMC_LINEAR_H
@@ -57,12 +66,20 @@ typedef struct {
     int fp8;                     // 1: ops->gemm multiplies FP8 codes; 0: their decoded values
     // 1: where the GPU can, it rounds packed NVFP4 stochastically; see Quantizer
     int hardware_rounding;
-    int training;                // 0: forward only, nothing is kept for backward
+    int training;                // 0: forward only, nothing is kept for backward or later steps
     Tensor row_buffer;           // scratch for the row operand of one linear, (1, bytes)
     Tensor token_buffer;         // scratch for the token operand of one dy, likewise
     int64_t quantized_gemms;     // counted as they run: the debug check on the plan
     const LinearObserver *observer;   // NULL: none
 } Engine;
+
+/* Of delayed and held maxima (ops/amax.h), for each GEMM operand; empty, where there are none or the
+   linear stands for itself: each tensor's own maximum is used. */
+typedef struct {
+    Tensor current;              // (1, 6) f32
+    Tensor kept;                 // (1, 6) f32
+    Tensor history;              // (6, AMAX_HISTORY) f32; empty without delayed ones
+} LinearMaxima;
 
 struct Linear {
     char name[96];               // "blocks.3.attn.qkv"
@@ -70,9 +87,11 @@ struct Linear {
     int in, out;                 // features
     int weight, bias;            // indices in the ParamTable; bias -1: none
     LinearPlan plan;
-    Tensor amax;                 // (1, 6) f32: one scalar per GEMM operand
-    // quantised weight for fprop and dgrad, (1, bytes); empty where plain or shared
+    Tensor amax;                 // (1, 6) f32, in use: one scalar per GEMM operand
+    LinearMaxima maxima;
+    // weight made for fprop and dgrad, (1, bytes); empty where plain or shared
     Tensor w_buffers[2];
+    Tensor w_mask;               // (OC, C/8) u8: of fprop's w; empty without one
     QOperand w[NUM_GEMMS];       // weight operands of fprop and dgrad
 };
 
@@ -80,6 +99,7 @@ struct Linear {
 typedef struct {
     Tensor token_buffer;         // (1, bytes); empty when wgrad reads x itself
     QOperand token_x;            // of the input, (C,N)
+    uint8_t *mask;               // of fprop's x, behind that operand; NULL without one
 } LinearSaved;
 
 typedef struct { Tensor dy; QOperand row, token; } LinearGrad;
@@ -92,15 +112,18 @@ void linear_place_weights(const Engine *e, Linear *l, Arena *a);
 /* Buffer for the token operand, for up to `tokens` rows. */
 void linear_place_saved(const Engine *e, const Linear *l, LinearSaved *saved, Arena *a,
                         int64_t tokens);
-/* Bytes of that operand; 0 when wgrad reads the input tensor. */
+/* Bytes of that operand, and of fprop's mask; 0 when wgrad reads the input tensor. */
 size_t linear_saved_bytes(const Engine *e, const Linear *l, int64_t tokens);
 /* 1 when backward reads the input tensor itself, so that its buffer must live until then. */
 int linear_keeps_input(const Linear *l);
 /* FORM_PACKED where this engine multiplies codes, not decoded values: both operands NVFP4, or both
-   FP8 and not both E5M2, a product that no library has. */
+   FP8 and not both E5M2, a product that no library has. Never where another GEMM reads the values. */
 OperandForm linear_gemm_form(const Engine *e, const Linear *l, GemmKind g);
-/* Bytes of an operand (rows, k), block scales included. */
-size_t linear_format_bytes(OperandForm form, FormatId format, int64_t rows, int64_t k);
+/* Of both operands in FORM_VALUES. */
+DType linear_values_dtype(const Linear *l, GemmKind g);
+/* Bytes of an operand (rows, k), block scales included; `values` is the dtype of FORM_VALUES. */
+size_t linear_format_bytes(OperandForm form, FormatId format, DType values, int64_t rows,
+                           int64_t k);
 /* Bytes of what side A of this GEMM makes of `tokens` rows; 0 where it is a plain tensor. */
 size_t linear_scratch_bytes(const Engine *e, const Linear *l, GemmKind g, int64_t tokens);
 /* Where the block scales of a packed operand lie in its buffer: behind the codes, aligned. */
@@ -126,6 +149,15 @@ void linear_forward(Engine *e, const Linear *l, Tensor out, const QOperand *x);
 LinearGrad linear_output_grad(Engine *e, Linear *l, Tensor dy);
 void linear_backward(Engine *e, const Linear *l, Tensor dx, const LinearGrad *grad,
                      const LinearSaved *saved);
+/* 1 where the weight's gradient is one of transformed or clipped elements until linear_finish. */
+int linear_has_finish(const Linear *l);
+void linear_finish(Engine *e, const Linear *l);
+/* 1 where a cell has delayed or held maxima. */
+int linear_keeps_maxima(const Linear *l);
+/* Memory for them, which is to be zeroed at a run's start; `current` (1, 6) is the caller's. */
+void linear_place_maxima(Linear *l, Arena *a, Tensor current);
+/* Ends a step for them; see amax_advance. */
+void linear_advance(Engine *e, const Linear *l);
 
 #ifdef __cplusplus
 }
