@@ -102,6 +102,7 @@ static void accumulate_gradients(Run *r, float lr) {
         model_forward_backward(&r->model, r->inputs, r->targets, B, T,
                                (float)(1.0 / (double)r->step_tokens));
     }
+    model_finish_gradients(&r->model);
     float votes = stop_requested ? 1.0f : 0.0f;
     d->upload(d, &r->model.engine.state->stop_votes, &votes, sizeof(votes));
 }
@@ -116,9 +117,12 @@ static void train_step(Run *r) {
         r->comm->all_reduce(r->comm, (float *)r->model.params.grad.data,
                             r->model.params.num_elements, COMM_SUM);
         r->comm->all_reduce(r->comm, &state->loss, 2, COMM_SUM);   // loss and stop_votes
+        Tensor maxima = r->model.maxima;
+        if (!tensor_empty(maxima))
+            r->comm->all_reduce(r->comm, (float *)maxima.data, tensor_count(maxima), COMM_MAX);
     }
     optimizer_step(&r->model, &r->config);
-    model_prepare_weights(&r->model);
+    model_begin_step(&r->model, r->step + 1);
     r->device->download(r->device, &r->state, r->model.engine.state, sizeof(r->state));
     r->state.loss = (float)drop_nan_sign(r->state.loss);
     r->state.grad_norm = (float)drop_nan_sign(r->state.grad_norm);
@@ -239,7 +243,7 @@ static int verb_train(int num_args, char **args) {
     if (checkpoint) run_load(r, checkpoint, 1);
     else model_init(&r->model, c->seed);
     free(checkpoint);
-    model_prepare_weights(&r->model);
+    model_begin_step(&r->model, r->step);
     run_record_open(r);
     signal(SIGINT, request_stop);
     signal(SIGTERM, request_stop);

@@ -19,8 +19,17 @@ one is read back; see checkpoint.h. The text of state.json is checkpoint_state.c
 static const char WHAT[] = "ckpt.dir";   // the key named by messages
 static const char TEMPORARY[] = ".tmp_", SET_ASIDE[] = ".old_";
 
-typedef enum { FILE_MODEL, FILE_OPTIMIZER, NUM_FILES } CheckpointFile;
-static const char *const file_names[NUM_FILES] = {"model.safetensors", "optimizer.safetensors"};
+/* Files of tensors: those of the parameters, and of what recipes keep, which not every checkpoint
+   has. */
+typedef enum {
+    FILE_MODEL,
+    FILE_OPTIMIZER,
+    NUM_FILES,
+    FILE_KEPT = NUM_FILES,
+    ALL_FILES
+} CheckpointFile;
+static const char *const file_names[ALL_FILES] = {"model.safetensors", "optimizer.safetensors",
+                                                  "recipe.safetensors"};
 static const char ALGORITHMS[] = "gemm_algorithms.txt";   // not in every checkpoint
 static const size_t MAX_ALGORITHMS = 1 << 20;             // bytes; some hundred lines of 200
 
@@ -205,6 +214,22 @@ static FileSum write_file(CheckpointFile file, const char *dir, const Checkpoint
     return safetensors_finish(w);
 }
 
+static FileSum write_kept(const char *dir, const CheckpointPolicy *policy,
+                          const CheckpointState *state, Device *d) {
+    char *path = format_string("%s/%s", dir, file_names[FILE_KEPT]);
+    SafetensorsWriter *w = safetensors_create(path, WHAT);
+    safetensors_add_metadata(w, "format", "pt");
+    for (int i = 0; i < state->num_kept; i++) {
+        const NamedTensor *n = &state->kept[i];
+        tensor_expect(n->tensor, n->name, DT_F32, n->tensor.rows, n->tensor.cols);
+        safetensors_declare(w, n->name, DT_F32, n->tensor.rows, n->tensor.cols);
+    }
+    for (int i = 0; i < state->num_kept; i++)
+        write_tensor(w, state->kept[i].tensor, state->kept[i].tensor.rows, d, policy);
+    free(path);
+    return safetensors_finish(w);
+}
+
 static FileSum write_text(const char *dir, const char *name, const char *text) {
     char *path = format_string("%s/%s", dir, name);
     OutFile f = outfile_create(path, WHAT);
@@ -218,11 +243,15 @@ static FileSum write_text(const char *dir, const char *name, const char *text) {
 /* Everything of a checkpoint, state.json at last. */
 static void write_files(const char *dir, const CheckpointPolicy *policy, const ParamTable *params,
                         Device *d, const CheckpointState *state) {
-    FileRecord files[NUM_FILES + 1];
+    FileRecord files[ALL_FILES + 1];
     int count = 0;
     for (; count < NUM_FILES; count++) {
         files[count].name = file_names[count];
         files[count].sum = write_file((CheckpointFile)count, dir, policy, params, d);
+    }
+    if (state->num_kept > 0) {
+        files[count].name = file_names[FILE_KEPT];
+        files[count++].sum = write_kept(dir, policy, state, d);
     }
     if (state->gemm_algorithms && state->gemm_algorithms[0]) {
         files[count].name = ALGORITHMS;
@@ -268,7 +297,7 @@ void checkpoint_save(const CheckpointPolicy *policy, const ParamTable *params, D
 
 typedef struct {
     StateFile *state;
-    Safetensors *files[NUM_FILES];   // NULL where not asked for
+    Safetensors *files[ALL_FILES];   // NULL where not asked for, or not there
     int sizes_only;                  // do not read all of a file for its CRC
 } Opened;
 
@@ -340,31 +369,48 @@ static char *open_state(const char *path, Opened *o) {
     return in_file("state.json", problem);
 }
 
-static char *open_checkpoint(const char *path, int num_files, Opened *o) {
+/* The first files, and where the checkpoint has it and it is asked for, that of recipes. */
+static char *open_checkpoint(const char *path, int num_files, int with_kept, Opened *o) {
     char *problem = open_state(path, o);
-    for (int i = 0; i < num_files && !problem; i++) {
-        problem = in_file(file_names[i], open_tensors(path, (CheckpointFile)i, o));
+    for (int i = 0; i < ALL_FILES && !problem; i++) {
+        int has_kept = i == FILE_KEPT && with_kept && state_has_file(o->state, file_names[i]);
+        if (i < num_files || has_kept)
+            problem = in_file(file_names[i], open_tensors(path, (CheckpointFile)i, o));
     }
     return problem;
 }
 
 static void close_checkpoint(Opened *o) {
-    for (int i = 0; i < NUM_FILES; i++) {
+    for (int i = 0; i < ALL_FILES; i++) {
         if (o->files[i]) safetensors_close(o->files[i]);
     }
     if (o->state) state_close(o->state);
 }
 
+static char *check_entry(const SafetensorsEntry *e, int64_t rows, int64_t cols) {
+    if (e->dtype != DT_F32) {
+        return format_string("tensor %s is %s, expected f32", e->name, dtype_info[e->dtype].name);
+    }
+    if (e->rows == rows && e->cols == cols) return NULL;
+    return format_string("tensor %s has shape (%lld,%lld), the model's is (%lld,%lld)", e->name,
+                         (long long)e->rows, (long long)e->cols, (long long)rows, (long long)cols);
+}
+
 static char *check_tensor(const Safetensors *file, const char *name, const Param *p) {
     const SafetensorsEntry *e = safetensors_find(file, name);
     if (!e) return format_string("tensor %s is missing, which the model has", name);
-    if (e->dtype != DT_F32) {
-        return format_string("tensor %s is %s, expected f32", name, dtype_info[e->dtype].name);
+    return check_entry(e, p->rows, p->cols);
+}
+
+/* What is there of what recipes keep has its shape. */
+static char *check_kept(const Opened *o, const CheckpointState *state) {
+    for (int i = 0; o->files[FILE_KEPT] && i < state->num_kept; i++) {
+        const NamedTensor *n = &state->kept[i];
+        const SafetensorsEntry *e = safetensors_find(o->files[FILE_KEPT], n->name);
+        char *problem = e ? check_entry(e, n->tensor.rows, n->tensor.cols) : NULL;
+        if (problem) return in_file(file_names[FILE_KEPT], problem);
     }
-    if (e->rows == p->rows && e->cols == p->cols) return NULL;
-    return format_string("tensor %s has shape (%lld,%lld), the model's is (%lld,%lld)", name,
-                         (long long)e->rows, (long long)e->cols, (long long)p->rows,
-                         (long long)p->cols);
+    return NULL;
 }
 
 /* Each parameter is there in its shape, and nothing that is none. */
@@ -402,6 +448,21 @@ static void load_moment(const Safetensors *file, Device *d, const Part *part, co
     Tensor t = part_tensor(part, p);
     d->upload(d, t.data, e->data, e->bytes);
     d->zero(d, (char *)t.data + e->bytes, tensor_bytes(t) - e->bytes);
+}
+
+/* Of another recipe there may be nothing, and what was zero stays so. */
+static void load_kept(const Opened *o, const CheckpointState *state, Device *d) {
+    const char *missing = NULL;
+    for (int i = 0; i < state->num_kept; i++) {
+        const NamedTensor *n = &state->kept[i];
+        const Safetensors *file = o->files[FILE_KEPT];
+        const SafetensorsEntry *e = file ? safetensors_find(file, n->name) : NULL;
+        if (e) d->upload(d, n->tensor.data, e->data, e->bytes);
+        else missing = n->name;
+    }
+    if (missing)
+        log_warn("the checkpoint has no %s: what the recipe keeps of it starts anew", missing);
+    d->synchronize(d);   // the mapped file must outlive the uploads
 }
 
 static void load_tensors(const Opened *o, ParamTable *params, Device *d) {
@@ -443,9 +504,10 @@ static void die_unusable(const char *path, const char *problem) {
 /* All of a checkpoint but its algorithms, which weights do not need; or the end. */
 static void open_matching(Opened *o, const char *path, ParamTable *params,
                           const CheckpointState *state, int with_optimizer) {
-    char *problem = open_checkpoint(path, with_optimizer ? NUM_FILES : 1, o);
+    char *problem = open_checkpoint(path, with_optimizer ? NUM_FILES : 1, state->num_kept > 0, o);
     if (!problem) problem = in_file("state.json", state_check(o->state, state));
     if (!problem) problem = check_tensors(o, params);
+    if (!problem) problem = check_kept(o, state);
     if (problem) die_unusable(path, problem);
 }
 
@@ -454,6 +516,7 @@ void checkpoint_load(const char *path, ParamTable *params, Device *device, Check
     Opened o = {0};
     open_matching(&o, path, params, state, with_optimizer);
     load_tensors(&o, params, device);
+    load_kept(&o, state, device);
     state_restore(o.state, state);
     close_checkpoint(&o);
 }
@@ -571,8 +634,9 @@ int checkpoint_verify(const char *path) {
     Opened o = {0};
     log_line("checkpoint %s", path);
     int faults = verify_state(path, &o);
-    for (int i = 0; i < NUM_FILES && o.state; i++) {
+    for (int i = 0; i < ALL_FILES && o.state; i++) {
         char detail[64] = "";
+        if (i == FILE_KEPT && !state_has_file(o.state, file_names[i])) continue;
         char *problem = open_tensors(path, (CheckpointFile)i, &o);
         if (o.files[i]) {
             snprintf(detail, sizeof(detail), "%d tensors", o.files[i]->count);

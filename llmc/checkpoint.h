@@ -3,6 +3,7 @@ checkpoint -- saves and loads a training run: named f32 tensors and a small stat
 the ParamTable, not the model.
   DIR/step_00000120/model.safetensors      master weights under their names, true (unpadded) rows
                     optimizer.safetensors  m.NAME and v.NAME, the Adam moments
+                    recipe.safetensors     where the recipe keeps something from step to step
                     gemm_algorithms.txt    where the device has a choice: the text by which a
                                            resumed run makes the same
                     state.json             step, position, seed, fields of the caller, resolved
@@ -14,6 +15,7 @@ or save. A checkpoint that is there already is set aside as .old_step_* until it
 name.
 A load checks sizes, CRCs, names and shapes of everything before it changes anything. Only
 gemm_algorithms.txt may be missing or damaged: weights do not need it, and who reads it is warned.
+Nor need recipe.safetensors hold what another recipe keeps: that then starts anew, with a warning.
 One process writes (rank 0); any number may load. Not safe: two runs that save into one DIR.
   tests     test_checkpoint.c
 */
@@ -54,6 +56,8 @@ typedef struct {
     const char *gemm_algorithms;     // saving only: NULL or "" for none
     const CheckpointField *fields;   // (num_fields) whatever else must survive
     int num_fields;
+    const NamedTensor *kept;         // (num_kept) f32, of recipes
+    int num_kept;
 } CheckpointState;
 
 typedef struct {

@@ -45,6 +45,7 @@ double eval_run(Evaluation *e, Model *m, Comm *comm) {
         if (batch % comm->size != comm->rank) continue;
         memset(&state, 0, sizeof(state));
         state.token_base = first * e->seq_len;
+        state.step = (uint32_t)m->step;   // draws that the weights' operands share
         d->upload(d, m->engine.state, &state, sizeof(state));
         dataloader_fill(e->data, first, e->micro, e->inputs, e->targets);
         model_evaluate(m, e->inputs, e->targets, e->micro, e->seq_len,

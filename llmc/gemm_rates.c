@@ -72,7 +72,7 @@ static QOperand new_operand(Device *d, const Product *p, Side side, const void *
     q.k_contiguous = p->form == FORM_PACKED || !strided;
     q.slices = p->slices;
     q.dequant_div = 1.0f;
-    q.data = new_data(d, pattern, linear_format_bytes(p->form, q.format, q.rows, q.k));
+    q.data = new_data(d, pattern, linear_format_bytes(p->form, q.format, q.dtype, q.rows, q.k));
     if (!q.data || p->form != FORM_PACKED) return q;
     q.dequant_div = 6 * 448;
     q.amax = (float *)new_data(d, pattern, sizeof(float));

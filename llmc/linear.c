@@ -260,13 +260,13 @@ void linear_forward(Engine *e, const Linear *l, Tensor out, const QOperand *x) {
 static void bring_back(Engine *e, const Linear *l, GemmKind g, Side fprop_side, Tensor gradient,
                        const uint8_t *mask) {
     const Operand *o = linear_cell(l, GEMM_FPROP, fprop_side);
-    Hadamard h = {.size = o->hadamard,
-                  .signs = o->signs,
+    if (!linear_reads_values(l, g) || !(o->hadamard || mask)) return;
+    Hadamard h = {.size = o->hadamard ? o->hadamard : 1,
+                  .signs = o->hadamard ? o->signs : SIGNS_NONE,
                   .tag = linear_tag(l, GEMM_FPROP, fprop_side),
                   .seed = e->seed,
                   .state = e->state};
-    if (linear_reads_values(l, g) && (h.size || mask))
-        e->ops->hadamard_inverse(e->device, gradient, mask, h);
+    e->ops->hadamard_inverse(e->device, gradient, mask, h);
 }
 
 void linear_backward(Engine *e, const Linear *l, Tensor dx, const LinearGrad *grad,

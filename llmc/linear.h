@@ -16,10 +16,10 @@ tensor itself, a quantised one comes from ops->quantize_pair.
                             linear_advance      what is kept of tensors' maxima moves on
 
 Values of a product are bf16 where that holds those of both operands, else f32 of both; a plain
-bf16 tensor is then converted. dgrad's w and wgrad's x can be made of what fprop multiplied (recipe.h
-Source): their products are then gradients of the transformed, clipped elements, and are brought
-back: clipped ones get none, and the inverse of the transform follows; dx after each dgrad, dw at
-once for all micro-steps, as the way back is linear.
+bf16 tensor is then converted. dgrad's w and wgrad's x can be made of what fprop multiplied
+(recipe.h Source): their products are then gradients of the transformed, clipped elements, and are
+brought back: clipped ones get none, and the inverse of the transform follows; dx after each dgrad,
+dw at once for all micro-steps, as the way back is linear.
   dtypes    x, out, dy, dx: the model dtype; dw, dbias f32, accumulated over micro-steps
   source    arXiv:2509.25149 section 4, arXiv:2505.14669; dev/NUMERICS.md 5 and 8.4
   tests     test_linear_flow.c, test_recipes_train.c
@@ -73,8 +73,8 @@ typedef struct {
     const LinearObserver *observer;   // NULL: none
 } Engine;
 
-/* Of delayed and held maxima (ops/amax.h), for each GEMM operand; empty, where there are none or the
-   linear stands for itself: each tensor's own maximum is used. */
+/* Of delayed and held maxima (ops/amax.h), for each GEMM operand; empty where there are none, or
+   where the linear stands for itself: then each tensor's own maximum is used. */
 typedef struct {
     Tensor current;              // (1, 6) f32
     Tensor kept;                 // (1, 6) f32
@@ -117,7 +117,8 @@ size_t linear_saved_bytes(const Engine *e, const Linear *l, int64_t tokens);
 /* 1 when backward reads the input tensor itself, so that its buffer must live until then. */
 int linear_keeps_input(const Linear *l);
 /* FORM_PACKED where this engine multiplies codes, not decoded values: both operands NVFP4, or both
-   FP8 and not both E5M2, a product that no library has. Never where another GEMM reads the values. */
+   FP8 and not both E5M2, a product that no library has. Never where another GEMM reads the values.
+   */
 OperandForm linear_gemm_form(const Engine *e, const Linear *l, GemmKind g);
 /* Of both operands in FORM_VALUES. */
 DType linear_values_dtype(const Linear *l, GemmKind g);

@@ -115,8 +115,8 @@ static void find_maxima(Engine *e, const Pair *p, Tensor x, AmaxSlots slots) {
         token = &whole_token;
     }
     if (!row && !token) return;
-    e->ops->amax_pair(e->device, row, row ? &p->row_how : NULL, token,
-                      token ? &p->token_how : NULL, x);
+    e->ops->amax_pair(e->device, row, row ? &p->row_how : NULL, token, token ? &p->token_how : NULL,
+                      x);
     if (slots.count > 0) e->ops->amax_settle(e->device, slots, e->state, e->training);
 }
 

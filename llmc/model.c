@@ -161,6 +161,7 @@ void model_declare(Model *m, const Config *c) {
     m->num_branches = pattern_branch(&m->config, 0, &kind, &index);
     m->blocks = (Block *)xmalloc((size_t)m->num_branches * sizeof(Block));
     m->residual = (Tensor *)xmalloc((size_t)(m->num_branches + 1) * sizeof(Tensor));
+    m->kept = (NamedTensor *)xmalloc((size_t)(2 * model_num_linears(m)) * sizeof(NamedTensor));
     declare_parameters(m);
     m->head_chunks = c->memory.lmhead_chunks ? c->memory.lmhead_chunks : usual_head_chunks(m);
     for (int i = 0; i < m->num_branches; i++) m->blocks[i].recompute = c->memory.recompute;
@@ -270,6 +271,31 @@ static int has_f32_values(Model *m) {
     return 0;
 }
 
+static void keep(Model *m, const char *what, const Linear *l, Tensor t) {
+    if (t.rows == 0) return;
+    NamedTensor *kept = &m->kept[m->num_kept++];
+    snprintf(kept->name, sizeof(kept->name), "recipe.%s.%s", l->name, what);
+    kept->tensor = t;
+}
+
+/* What recipes keep from step to step. Maxima of the step at hand lie together, for ranks to share.
+   */
+static void place_kept(Model *m, Arena *tables) {
+    const int operands = NUM_GEMMS * NUM_SIDES;
+    int count = model_num_linears(m), keeps = 0;
+    m->num_kept = 0;
+    for (int id = 0; id < count; id++) keeps |= linear_keeps_maxima(model_linear(m, id));
+    if (!keeps) return;
+    m->maxima = arena_tensor(tables, DT_F32, 1, (int64_t)operands * count);
+    for (int id = 0; id < count; id++) {
+        Linear *l = model_linear(m, id);
+        float *current = m->maxima.data ? (float *)m->maxima.data + operands * id : NULL;
+        linear_place_maxima(l, tables, tensor_view(current, DT_F32, 1, operands));
+        keep(m, "amax", l, l->maxima.kept);
+        keep(m, "amax_history", l, l->maxima.history);
+    }
+}
+
 static OpLimits limits_of(Model *m, const Config *c) {
     Widest w = widest_of(m);
     OpLimits limits = {
@@ -301,6 +327,7 @@ static void layout(Model *m, const Config *c, const Ops *ops, int training) {
         m->rope_table = arena_tensor(&a[ARENA_TABLES], DT_F32, m->max_T, m->config.head_dim);
         for (int i = 0; i < m->num_branches; i++) m->blocks[i].rope_table = m->rope_table;
     }
+    place_kept(m, &a[ARENA_TABLES]);
     place_scratch(m, &a[ARENA_SCRATCH], training);
     place_saved(m, &a[ARENA_SAVED]);
     OpLimits limits = limits_of(m, c);
@@ -328,6 +355,9 @@ void model_place(Model *m, const Config *c, Device *d, const Ops *ops, int train
     for (int i = 0; i < NUM_ARENAS; i++) arena_commit(&m->arenas[i]);
     layout(m, c, ops, training);
     d->zero(d, m->engine.state, sizeof(StepState));
+    if (m->maxima.data) d->zero(d, m->maxima.data, tensor_bytes(m->maxima));
+    for (int i = 0; i < m->num_kept; i++)
+        d->zero(d, m->kept[i].tensor.data, tensor_bytes(m->kept[i].tensor));
     if (m->config.pos != POS_ROPE) return;
     float *table = (float *)xmalloc(tensor_bytes(m->rope_table));
     rope_fill_table(table, m->max_T, m->config.head_dim, m->config.rope_theta);
@@ -351,7 +381,17 @@ void model_free(Model *m) {
     free(m->params.params);
     free(m->blocks);
     free(m->residual);
+    free(m->kept);
     memset(m, 0, sizeof(*m));
+}
+
+void model_begin_step(Model *m, int64_t step) {
+    Engine *e = &m->engine;
+    uint32_t number = (uint32_t)step;
+    for (int id = 0; id < model_num_linears(m); id++) linear_advance(e, model_linear(m, id));
+    e->device->upload(e->device, &e->state->step, &number, sizeof(number));
+    m->step = step;
+    model_prepare_weights(m);
 }
 
 void model_prepare_weights(Model *m) {
@@ -361,6 +401,13 @@ void model_prepare_weights(Model *m) {
 
 void model_zero_gradients(Model *m) {
     m->engine.device->zero(m->engine.device, m->params.grad.data, tensor_bytes(m->params.grad));
+}
+
+void model_finish_gradients(Model *m) {
+    for (int id = 0; id < model_num_linears(m); id++) {
+        const Linear *l = model_linear(m, id);
+        if (linear_has_finish(l)) linear_finish(&m->engine, l);
+    }
 }
 
 /* --- forward --- */

@@ -49,6 +49,10 @@ typedef struct {
     int max_T;                   // longest sequence
     int head_chunks;             // the head works on max_tokens / head_chunks rows at a time
     Arena arenas[NUM_ARENAS];
+    int64_t step;                // that the operands of weights were made for
+    NamedTensor *kept;           // of recipes, from step to step: what a checkpoint holds of them
+    int num_kept;
+    Tensor maxima;               // (1, 6 x linears) f32: of this step so far; empty: none are kept
     Tensor tokens, targets;      // (max_tokens, 1) i32, on the device
     Tensor *residual;            // [num_branches + 1] of (max_tokens, C)
     NormStats final_stats;
@@ -76,9 +80,16 @@ void model_measure(Model *m, const Config *c, Device *d, const Ops *ops, int tra
 void model_init(Model *m, uint64_t seed);
 void model_free(Model *m);
 
-/* After weights changed: once per optimizer step. */
+/* Between two steps, and before the first one: ends the one that StepState names for what recipes
+   keep, and makes the operands of the weights, which have changed, for `step`. `maxima` must be
+   those of all ranks. */
+void model_begin_step(Model *m, int64_t step);
+/* The operands alone, for the step that StepState names. */
 void model_prepare_weights(Model *m);
 void model_zero_gradients(Model *m);
+/* After the last micro-step, before anything reads the gradients: some are then still those of
+   transformed weights. */
+void model_finish_gradients(Model *m);
 /* One micro-step: adds gradients, and to state->loss the sum of the losses times loss_scale. tokens
    and targets are host memory, (B,T). Recorded or not, it computes the same bits. */
 void model_forward_backward(Model *m, const int32_t *tokens, const int32_t *targets, int B, int T,

@@ -7,6 +7,7 @@ calls through it and never asks which device it is on. What each op computes is 
 
 #include "ops/activation.h"
 #include "ops/adamw.h"
+#include "ops/amax.h"
 #include "ops/attention.h"
 #include "ops/cross_entropy.h"
 #include "ops/embedding.h"
@@ -63,6 +64,8 @@ typedef struct Ops {
                           float dloss);
     void (*amax_pair)(Device *, QOperand *row, const Quantizer *, QOperand *token,
                       const Quantizer *, Tensor x);
+    void (*amax_settle)(Device *, AmaxSlots, const StepState *state, int record);
+    void (*amax_advance)(Device *, AmaxSlots, const StepState *state);
     void (*quantize_pair)(Device *, QOperand *row, const Quantizer *, QOperand *token,
                           const Quantizer *, Tensor x);
     void (*hadamard)(Device *, Tensor out, Tensor x, int along_rows, Hadamard);

@@ -54,6 +54,8 @@ const Ops ops_cuda = {
     residual_forward_cuda,
     cross_entropy_cuda,
     amax_pair_cuda,
+    amax_settle_cuda,
+    amax_advance_cuda,
     quantize_pair_cuda,
     hadamard_cuda,
     hadamard_inverse_cuda,

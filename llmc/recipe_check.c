@@ -157,17 +157,18 @@ static const char *source_error(const LinearPlan *plan, GemmKind g, Side s) {
     return message;
 }
 
-/* Gradients with respect to transformed, clipped elements exist where backward uses these. */
+/* Gradients of transformed, clipped elements exist where the other operand is as fprop had it: of x
+   in dgrad with such a w, of w in wgrad with such an x. */
 static const char *mask_error(const LinearPlan *plan) {
     for (int s = 0; s < NUM_SIDES; s++) {
         const Operand *o = &plan->cell[GEMM_FPROP][s];
-        const Operand *back = &plan->cell[s == SIDE_A ? GEMM_WGRAD : GEMM_DGRAD][SIDE_B];
+        const Operand *back = &plan->cell[s == SIDE_A ? GEMM_DGRAD : GEMM_WGRAD][SIDE_B];
         int reads_values = back->source == SOURCE_REQUANTIZED || back->source == SOURCE_VALUES;
         if (!o->mask || !operand_is_quantized(o) || (reads_values && operand_has_blocks(o)))
             continue;
         snprintf(message, sizeof(message),
                  "fprop.%s: a mask needs blocks, and %s of source requantized or values",
-                 operand_names[GEMM_FPROP][s], s == SIDE_A ? "wgrad.x" : "dgrad.w");
+                 operand_names[GEMM_FPROP][s], s == SIDE_A ? "dgrad.w" : "wgrad.x");
         return message;
     }
     return NULL;

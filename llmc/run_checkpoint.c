@@ -27,6 +27,8 @@ static CheckpointState checkpoint_state(Run *r, CheckpointField fields[NUM_RUN_F
     s.seed = r->config.seed;
     s.fields = fields;
     s.num_fields = NUM_RUN_FIELDS;
+    s.kept = r->model.kept;
+    s.num_kept = r->model.num_kept;
     return s;
 }
 
@@ -93,5 +95,5 @@ void run_load_trained(Run *r) {
     if (algorithms) r->ops->gemm_choices_load(r->device, algorithms);
     free(algorithms);
     free(checkpoint);
-    model_prepare_weights(&r->model);
+    model_begin_step(&r->model, r->step);
 }

@@ -108,6 +108,7 @@ static void begin_maker(Maker *m, Bench *b, Fp4Gemm fp4, int fp8) {
     m->engine.fp8 = fp8;
     m->engine.training = 1;
     m->l = b->s->l;
+    memset(&m->l.maxima, 0, sizeof(m->l.maxima));   // a run's are none of ours
     m->l.weight = 0;
     m->l.bias = b->s->has_bias ? 1 : -1;
 }
@@ -138,10 +139,10 @@ static void *begin_bench(Bench *b, Selftest *t, const Subject *s, size_t *bytes)
 
 /* One operand's decode scale, from its cell and not from what the product reads. */
 static double decode_scale(const Bench *b, const Operand *cell, const QOperand *q) {
-    if (cell->amax == AMAX_NONE) return 1.0;
-    float amax;
-    b->t->device->download(b->t->device, &amax, q->amax, sizeof(amax));
-    return amax / ((double)operand_elem_max(cell) * operand_top_scale(cell));
+    if (!operand_is_quantized(cell)) return 1.0;
+    float amax = 1.0f;
+    if (cell->amax != AMAX_NONE) b->t->device->download(b->t->device, &amax, q->amax, sizeof(amax));
+    return (double)amax / quantize_dequant_div(cell);
 }
 
 /* Which rows of d, or of an operand: the first, the last, and others. */
@@ -260,18 +261,18 @@ static void compare_samples(SelftestWorst *worst, const Bench *b, const Product 
 
 // --- packed against emulated ---
 
-/* The magnitudes of bf16 values, in place. */
+/* The magnitudes of values, in place: the sign is the top bit of each value's last byte. */
 static void make_magnitudes(const Bench *b, const QOperand *q) {
     Device *d = b->t->device;
-    int64_t total = q->rows * q->k, slab = SLAB_BYTES / (int64_t)sizeof(bf16_t);
-    bf16_t *values = (bf16_t *)xmalloc((size_t)min_i64(slab, total) * sizeof(bf16_t));
-    for (int64_t first = 0; first < total; first += slab) {
-        int64_t count = min_i64(slab, total - first);
-        bf16_t *there = (bf16_t *)q->data + first;
-        d->download(d, values, there, (size_t)count * sizeof(bf16_t));
+    int64_t width = (int64_t)dtype_bytes(q->dtype, 1), total = q->rows * q->k * width;
+    uint8_t *values = (uint8_t *)xmalloc((size_t)min_i64(SLAB_BYTES, total));
+    for (int64_t first = 0; first < total; first += SLAB_BYTES) {
+        int64_t count = min_i64(SLAB_BYTES, total - first);
+        uint8_t *there = (uint8_t *)q->data + first;
+        d->download(d, values, there, (size_t)count);
 #pragma omp parallel for
-        for (int64_t i = 0; i < count; i++) values[i] &= 0x7FFF;
-        d->upload(d, there, values, (size_t)count * sizeof(bf16_t));
+        for (int64_t i = width - 1; i < count; i += width) values[i] &= 0x7F;
+        d->upload(d, there, values, (size_t)count);
     }
     free(values);
 }

@@ -39,6 +39,12 @@ Tensor tensor_rows(Tensor t, int64_t begin, int64_t rows);
 /* CHECKs dtype and shape at the point of use; `what` names the tensor in the message. */
 void tensor_expect(Tensor t, const char *what, DType dtype, int64_t rows, int64_t cols);
 
+/* What a run keeps from step to step beside its parameters, by the name that it has in files. */
+typedef struct {
+    char name[128];          // "recipe.blocks.3.attn.qkv.amax"
+    Tensor tensor;
+} NamedTensor;
+
 typedef struct {
     const char *name;        // "parameters", "saved activations", ...
     Device *device;

@@ -24,7 +24,7 @@ LAYERS = [
     (1, "the machine", ["llmc/device*", "llmc/tensor.*", "llmc/comm.*", "llmc/comm_*"]),
     (2, "precision as data", ["llmc/recipe*"]),
     (3, "ops", ["llmc/ops.h", "llmc/ops_*", "llmc/ops/*"]),
-    (4, "config, linear layers", ["llmc/config*", "llmc/schedule.*", "llmc/linear.*"]),
+    (4, "config, linear layers", ["llmc/config*", "llmc/schedule.*", "llmc/linear*"]),
     (5, "blocks", ["llmc/blocks/*"]),
     (6, "model", ["llmc/model*"]),
     (7, "training services", [f"llmc/{name}" for name in (

@@ -22,6 +22,7 @@ static __device__ __forceinline__ CellSigns find_signs(Hadamard h) {
 /* Butterflies over a group of `size` elements in row order, four a thread: strides 1 and 2 within
    the thread, then between lanes. */
 static __device__ __forceinline__ void butterflies_of_quads(float v[QUAD], int size) {
+    if (size == 1) return;
     float a = v[0] + v[1], b = v[0] - v[1], c = v[2] + v[3], d = v[2] - v[3];
     v[0] = a + c, v[1] = b + d, v[2] = a - c, v[3] = b - d;
     for (int lanes = 1; lanes < size / QUAD; lanes *= 2) {

@@ -33,7 +33,7 @@ enum { HADAMARD_MAX_SIZE = 128 };
 
 /* Which transform. tag to state name the draw of SIGNS_STEP; see Quantizer. */
 typedef struct {
-    int size;   // 4 to 128, a power of two
+    int size;   // 4 to 128, a power of two; of the inverse also 1, which leaves the mask alone
     Signs signs;
     uint32_t tag;
     uint64_t seed;

@@ -62,6 +62,7 @@ QOperand quantize_rows(const QOperand *q, int64_t first, int64_t count) {
           (long long)first, (long long)(first + count), (long long)q->rows);
     QOperand part = *q;
     part.rows = count;
+    if (q->mask) part.mask = q->mask + first * q->k / 8;
     if (q->form == FORM_VALUES) {
         part.data = (char *)q->data + dtype_bytes(q->dtype, first * q->k);
         return part;
