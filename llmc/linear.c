@@ -22,10 +22,13 @@ int linear_quantized_gemms(const Linear *l) {
     return count;
 }
 
-/* Where side B of dgrad and wgrad comes from; a plain operand is the tensor. */
+/* Where side B of dgrad and wgrad comes from; plain, or beside a plain one of fprop, it is the
+   tensor. */
 static Source source_of(const Linear *l, GemmKind g) {
     const Operand *o = linear_cell(l, g, SIDE_B);
-    return g != GEMM_FPROP && operand_is_quantized(o) ? o->source : SOURCE_TENSOR;
+    const Operand *fprop = linear_cell(l, GEMM_FPROP, g == GEMM_DGRAD ? SIDE_B : SIDE_A);
+    int takes = g != GEMM_FPROP && operand_is_quantized(o) && operand_is_quantized(fprop);
+    return takes ? o->source : SOURCE_TENSOR;
 }
 
 int linear_takes_over(const Linear *l, GemmKind g) {
@@ -244,18 +247,6 @@ void linear_multiply(Engine *e, Tensor d, const QOperand *a, const QOperand *b,
     (own_kernel ? e->ops->gemm_mma : e->ops->gemm)(e->device, d, a, b, epilogue);
 }
 
-static void run_gemm(Engine *e, const Linear *l, GemmKind g, Tensor d, const QOperand *a,
-                     const QOperand *b, GemmEpilogue epilogue) {
-    e->quantized_gemms += linear_gemm_is_quantized(l, g);
-    linear_multiply(e, d, a, b, epilogue);
-}
-
-void linear_forward(Engine *e, const Linear *l, Tensor out, const QOperand *x) {
-    GemmEpilogue epilogue = {{0}, 0};
-    if (l->bias >= 0) epilogue.bias = e->params->params[l->bias].value;
-    run_gemm(e, l, GEMM_FPROP, out, x, &l->w[GEMM_FPROP], epilogue);
-}
-
 /* From the gradient of what fprop multiplied on this side to that of the tensor; g gave it. */
 static void bring_back(Engine *e, const Linear *l, GemmKind g, Side fprop_side, Tensor gradient,
                        const uint8_t *mask) {
@@ -269,14 +260,34 @@ static void bring_back(Engine *e, const Linear *l, GemmKind g, Side fprop_side, 
     e->ops->hadamard_inverse(e->device, gradient, mask, h);
 }
 
+static void run_gemm(Engine *e, const Linear *l, GemmKind g, Tensor d, const QOperand *a,
+                     const QOperand *b, GemmEpilogue epilogue) {
+    e->quantized_gemms += linear_gemm_is_quantized(l, g);
+    linear_multiply(e, d, a, b, epilogue);
+}
+
+static void show_product(const Engine *e, const Linear *l, GemmKind g, Tensor d, const QOperand *a,
+                         const QOperand *b) {
+    if (e->observer) e->observer->product(e->observer->self, l, g, d, a, b);
+}
+
+void linear_forward(Engine *e, const Linear *l, Tensor out, const QOperand *x) {
+    GemmEpilogue epilogue = {{0}, 0};
+    if (l->bias >= 0) epilogue.bias = e->params->params[l->bias].value;
+    run_gemm(e, l, GEMM_FPROP, out, x, &l->w[GEMM_FPROP], epilogue);
+    show_product(e, l, GEMM_FPROP, out, x, &l->w[GEMM_FPROP]);
+}
+
 void linear_backward(Engine *e, const Linear *l, Tensor dx, const LinearGrad *grad,
                      const LinearSaved *saved) {
     GemmEpilogue overwrite = {{0}, 0}, accumulate = {{0}, 1};
     // out = x W^T
     run_gemm(e, l, GEMM_DGRAD, dx, &grad->row, &l->w[GEMM_DGRAD], overwrite);
     bring_back(e, l, GEMM_DGRAD, SIDE_A, dx, saved->mask);
-    run_gemm(e, l, GEMM_WGRAD, e->params->params[l->weight].grad, &grad->token, &saved->token_x,
-             accumulate);
+    show_product(e, l, GEMM_DGRAD, dx, &grad->row, &l->w[GEMM_DGRAD]);
+    Tensor dw = e->params->params[l->weight].grad;
+    run_gemm(e, l, GEMM_WGRAD, dw, &grad->token, &saved->token_x, accumulate);
+    show_product(e, l, GEMM_WGRAD, dw, &grad->token, &saved->token_x);
     // ... + bias
     if (l->bias >= 0) e->ops->column_sum(e->device, e->params->params[l->bias].grad, grad->dy);
 }

@@ -66,7 +66,8 @@ typedef struct {
     int fp8;                     // 1: ops->gemm multiplies FP8 codes; 0: their decoded values
     // 1: where the GPU can, it rounds packed NVFP4 stochastically; see Quantizer
     int hardware_rounding;
-    int training;                // 0: forward only, nothing is kept for backward or later steps
+    int training;                // 0: forward only, nothing is kept for backward
+    int records;                 // 1: maxima of tensors go into what later steps use
     Tensor row_buffer;           // scratch for the row operand of one linear, (1, bytes)
     Tensor token_buffer;         // scratch for the token operand of one dy, likewise
     int64_t quantized_gemms;     // counted as they run: the debug check on the plan

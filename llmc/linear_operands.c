@@ -117,7 +117,7 @@ static void find_maxima(Engine *e, const Pair *p, Tensor x, AmaxSlots slots) {
     if (!row && !token) return;
     e->ops->amax_pair(e->device, row, row ? &p->row_how : NULL, token, token ? &p->token_how : NULL,
                       x);
-    if (slots.count > 0) e->ops->amax_settle(e->device, slots, e->state, e->training);
+    if (slots.count > 0) e->ops->amax_settle(e->device, slots, e->state, e->records);
 }
 
 static void quantize(Engine *e, Pair *p, Tensor x) {
@@ -213,7 +213,12 @@ static QOperand make_input(Engine *e, const Linear *l, LinearSaved *saved, Tenso
     return row_x;
 }
 
+static void show_input(const Engine *e, const Linear *l, GemmKind g, Tensor x) {
+    if (e->observer) e->observer->input(e->observer->self, l, g, x);
+}
+
 QOperand linear_input(Engine *e, Linear *l, LinearSaved *saved, Tensor x) {
+    show_input(e, l, GEMM_FPROP, x);
     return make_input(e, l, e->training ? saved : NULL, x, 1);
 }
 
@@ -224,6 +229,7 @@ void linear_save_input(Engine *e, Linear *l, LinearSaved *saved, Tensor x) {
 LinearGrad linear_output_grad(Engine *e, Linear *l, Tensor dy) {
     LinearGrad grad;
     grad.dy = dy;
+    show_input(e, l, GEMM_DGRAD, dy);
     OperandRequest row = {GEMM_DGRAD, SIDE_A, e->row_buffer, &grad.row, NULL};
     OperandRequest token = {GEMM_WGRAD, SIDE_A, e->token_buffer, &grad.token, NULL};
     make_operands(e, l, tensor_material(dy, 0), row, token);

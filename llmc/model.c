@@ -344,7 +344,7 @@ void model_measure(Model *m, const Config *c, Device *d, const Ops *ops, int tra
     m->engine.ops = ops;
     m->engine.params = &m->params;
     m->engine.seed = c->seed;
-    m->engine.training = training;
+    m->engine.training = m->engine.records = training;
     m->recorded.wanted = c->memory.cuda_graphs && d->record_begin;
     for (int i = 0; i < NUM_ARENAS; i++) m->arenas[i] = arena_measure(arena_names[i], d);
     layout(m, c, ops, training);
@@ -541,7 +541,9 @@ void model_pass(Model *m, const int32_t *tokens, const int32_t *targets, int B, 
                 float loss_scale) {
     int64_t counted = m->engine.quantized_gemms;
     upload_batch(m, tokens, targets, B, T);
+    m->engine.records = 0;
     micro_step(m, B, T, loss_scale);
+    m->engine.records = m->engine.training;
     m->engine.quantized_gemms = counted;
 }
 
@@ -564,12 +566,12 @@ void model_evaluate(Model *m, const int32_t *tokens, const int32_t *targets, int
                     float loss_scale) {
     Tensor none = {0};
     int training = m->engine.training;
-    m->engine.training = 0;
+    m->engine.training = m->engine.records = 0;
     upload_tokens(m, m->tokens, tokens, B, T);
     upload_tokens(m, m->targets, targets, B, T);
     forward(m, B, T);
     head(m, (int64_t)B * T, loss_scale, none);
-    m->engine.training = training;
+    m->engine.training = m->engine.records = training;
 }
 
 /* A quantised forward pass takes rows in multiples of 32; a sequence that is none runs as several
@@ -583,10 +585,10 @@ static void forward_one(Model *m, const int32_t *tokens, int T) {
     for (int i = 0; i < copies; i++)
         memcpy(batch + (size_t)i * (size_t)T, tokens, (size_t)T * sizeof(int32_t));
     int training = m->engine.training;
-    m->engine.training = 0;
+    m->engine.training = m->engine.records = 0;
     upload_tokens(m, m->tokens, batch, copies, T);
     forward(m, copies, T);
-    m->engine.training = training;
+    m->engine.training = m->engine.records = training;
     free(batch);
 }
 
