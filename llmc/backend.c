@@ -20,9 +20,7 @@ const char *backend_name(Fp4Gemm fp4, const Device *d) {
     return backend_is_native(fp4, d) ? "native" : "software";
 }
 
-static int is_fp8(const Linear *l, GemmKind g) {
-    return operand_is_fp8(&l->plan.cell[g][SIDE_A]);
-}
+static int is_fp8(const Linear *l, GemmKind g) { return operand_is_fp8(&l->plan.cell[g][SIDE_A]); }
 
 const char *backend_gemm_name(const Engine *e, const Linear *l, GemmKind g) {
     if (linear_gemm_form(e, l, g) == FORM_VALUES) return "emulated";
@@ -44,7 +42,8 @@ const char *backend_run_name(Model *m) {
 
 const char *backend_kernel(const Engine *e, const Linear *l, GemmKind g) {
     if (e->device->kind == DEVICE_CPU) return sgemm_name;
-    if (linear_gemm_form(e, l, g) == FORM_VALUES) return "cuBLASLt bf16";
+    int f32 = linear_values_dtype(l, g) == DT_F32;
+    if (linear_gemm_form(e, l, g) == FORM_VALUES) return f32 ? "cuBLASLt f32" : "cuBLASLt bf16";
     if (is_fp8(l, g)) return "cuBLASLt fp8";
     if (e->fp4 == FP4_LIBRARY) return "cuBLASLt nvfp4";
     return has_fp4_mma(e->device) ? "mma.sync nvfp4" : "mma.sync nvfp4 in software";

@@ -17,6 +17,7 @@ typedef struct {
     GemmKind kind;
     OperandForm form;
     FormatId formats[NUM_SIDES];   // FORMAT_BF16 of values, whatever they were decoded from
+    DType values;                  // of those; bf16 of codes
     int32_t slices;
     int64_t m, n, k;
     int64_t has_bias;
@@ -35,7 +36,7 @@ typedef struct {
 
 // --- operands ---
 
-/* Bf16 values of both signs and moderate size; read as FP4 codes they are all codes alike, as FP8
+/* Bf16 values of both signs and moderate size, as also two of them read as f32; read as FP4 codes they are all codes alike, as FP8
    codes half of all, none of them infinity or NaN. Zeros would be multiplied faster than what
    training has. */
 static void fill_pattern(uint16_t *pattern, int64_t count) {
@@ -66,7 +67,7 @@ static QOperand new_operand(Device *d, const Product *p, Side side, const void *
     int strided = p->kind == GEMM_WGRAD || (p->kind == GEMM_DGRAD && side == SIDE_B);
     q.form = p->form;
     q.format = p->formats[side];
-    q.dtype = DT_BF16;
+    q.dtype = p->values;
     q.rows = side == SIDE_A ? p->m : p->n;
     q.k = p->k;
     q.k_contiguous = p->form == FORM_PACKED || !strided;
@@ -136,17 +137,19 @@ static double measured_rate(Engine *e, Product p, MeasuredList *list, const void
     return new_item->rate;
 }
 
-/* GEMM g of a linear over `tokens`, of decoded values or of what the plan says. */
-static Product linear_product(const Engine *e, const Linear *l, GemmKind g, OperandForm form,
+/* GEMM g of a linear over `tokens`, as planned or of bf16 values. */
+static Product linear_product(const Engine *e, const Linear *l, GemmKind g, int planned,
                               int64_t tokens) {
     const int64_t sizes[NUM_GEMMS][3] = {// m, n, k
                                          {tokens, l->out, l->in},
                                          {tokens, l->in, l->out},
                                          {l->out, l->in, tokens}};
+    OperandForm form = planned ? linear_gemm_form(e, l, g) : FORM_VALUES;
     Product p;
     memset(&p, 0, sizeof(p));
     p.kind = g;
     p.form = form;
+    p.values = planned && form == FORM_VALUES ? linear_values_dtype(l, g) : DT_BF16;
     p.m = sizes[g][0];
     p.n = sizes[g][1];
     p.k = sizes[g][2];
@@ -221,10 +224,10 @@ GemmRate *gemm_rates_measure(Model *m, int64_t tokens) {
         for (int i = 0; i < NUM_GEMMS; i++) {
             GemmKind g = (GemmKind)i;
             GemmRate *rate = &rates[id * NUM_GEMMS + i];
-            OperandForm form = linear_gemm_form(e, l, g);
-            Product plain = linear_product(e, l, g, FORM_VALUES, tokens);
-            Product planned = linear_product(e, l, g, form, tokens);
-            int fp4_codes = form == FORM_PACKED && format_has_blocks(planned.formats[SIDE_A]);
+            Product plain = linear_product(e, l, g, 0, tokens);
+            Product planned = linear_product(e, l, g, 1, tokens);
+            int is_packed = planned.form == FORM_PACKED;
+            int fp4_codes = is_packed && format_has_blocks(planned.formats[SIDE_A]);
             int software = fp4_codes && !backend_is_native(e->fp4, e->device);
             rate->bf16 = measured_rate(e, plain, &list, pattern);
             rate->planned = software ? 0 : measured_rate(e, planned, &list, pattern);

@@ -66,6 +66,8 @@ static void gemm_line(Table *t, const char *name, const Linear *l, GemmKind g) {
     text_add(&t->text, "%-*s %s  %-2s %-*s %s %-*s  %s", NAME_WIDTH, name, gemm_names[g],
              operand_names[g][SIDE_A], t->operand_width, a, operand_names[g][SIDE_B],
              t->operand_width, b, how_multiplied(t->engine, l, g));
+    int f32 = linear_gemm_is_quantized(l, g) && linear_values_dtype(l, g) == DT_F32;
+    if (f32) text_add(&t->text, ", f32 values");
     if (t->engine->device) text_add(&t->text, ", %s", backend_kernel(t->engine, l, g));
     const GemmRate *rate = t->rates ? &t->rates[l->id * NUM_GEMMS + (int)g] : NULL;
     if (rate && rate->planned > 0) text_add(&t->text, "  %.0f TFLOP/s", rate->planned * 1e-12);

@@ -14,6 +14,7 @@ static const double NEAREST_SHARE = 0.71;      // operands rounded to nearest: 3
                                                // FP8's the same, which is assumed
 static const double STOCHASTIC_SHARE = 0.54;   // 2.5 to 2.7 TB/s
 static const double SQUARE_SHARE = 0.10;       // 16x16 tiles: 0.48 TB/s
+static const double F32_RATE = 0.05;           // f32 values, of what BF16 reaches; assumed
 /* For a kernel to fill the device and to drain it; assumed. */
 static const double OP_SECONDS = 4e-6;
 
@@ -101,6 +102,7 @@ static void add_tokens(Count *n, PredictTerm term, double bytes_per_token) {
 typedef struct {
     int64_t m, n, k;
     TensorUnit unit;
+    int is_f32;                         // values that BF16 units do not multiply
     double a_bytes, b_bytes, d_bytes;   // an element
     int slices;                         // of k; each has tiles of its own
     int splits_k;                       // the library cuts k so that no multiprocessor idles
@@ -113,7 +115,8 @@ static Cost product_cost(const Count *n, const Product *p) {
     double busy = p->splits_k || tiles > f->multiprocessors ? 1 : tiles / f->multiprocessors;
     Cost cost = {2 * m * cols * k,
                  m * k * p->a_bytes + cols * k * p->b_bytes + m * cols * p->d_bytes, 0, 1};
-    double arithmetic = cost.flops / (f->peak[p->unit] * f->gemm_share[p->unit] * busy);
+    double rate = f->peak[p->unit] * f->gemm_share[p->unit] * (p->is_f32 ? F32_RATE : 1);
+    double arithmetic = cost.flops / (rate * busy);
     double memory = cost.bytes / (f->bandwidth * COPY_SHARE);
     double longer = arithmetic > memory ? arithmetic : memory;
     cost.seconds = longer + (1 - f->gemm_overlap) * (arithmetic + memory - longer);
@@ -128,10 +131,14 @@ static TensorUnit unit_of(const Count *n, const Linear *l, GemmKind g) {
     return operand_is_fp8(&l->plan.cell[g][SIDE_A]) ? UNIT_FP8 : UNIT_FP4;
 }
 
+static int has_f32_values(const Count *n, const Linear *l, GemmKind g) {
+    return unit_of(n, l, g) == UNIT_BF16 && linear_values_dtype(l, g) == DT_F32;
+}
+
 /* Bytes of an element of an operand, block scales included; BF16 units read decoded values. */
 static double operand_bytes(const Count *n, const Linear *l, GemmKind g, Side s) {
     const Operand *o = &l->plan.cell[g][s];
-    if (unit_of(n, l, g) == UNIT_BF16) return dtype_info[DT_BF16].bits / 8.0;
+    if (unit_of(n, l, g) == UNIT_BF16) return dtype_info[linear_values_dtype(l, g)].bits / 8.0;
     double scale_bits = o->block > 0 ? (double)dtype_info[o->scale].bits / o->block : 0;
     return (dtype_info[o->elem].bits + scale_bits) / 8.0;
 }
@@ -147,6 +154,7 @@ static Product linear_product(const Count *n, const Linear *l, GemmKind g) {
     p.n = sizes[g][1];
     p.k = sizes[g][2];
     p.unit = unit_of(n, l, g);
+    p.is_f32 = has_f32_values(n, l, g);
     p.a_bytes = operand_bytes(n, l, g, SIDE_A);
     p.b_bytes = operand_bytes(n, l, g, SIDE_B);
     p.d_bytes = g == GEMM_WGRAD ? 8 : 2;   // f32, added to; bf16, written
@@ -180,24 +188,56 @@ static double quantise_share(const Operand *o) {
     return o->rounding == ROUND_STOCHASTIC ? STOCHASTIC_SHARE : NEAREST_SHARE;
 }
 
+static Source source_of(const Linear *l, GemmKind g, Side s) {
+    const Operand *o = &l->plan.cell[g][s];
+    return operand_is_quantized(o) ? o->source : SOURCE_TENSOR;
+}
+
 /* Decoded values of the transposed codes are fprop's, read the other way: nothing is written. */
 static int is_written(const Count *n, const Linear *l, GemmKind g, Side s) {
-    return l->plan.cell[g][s].source != SOURCE_TRANSPOSED || unit_of(n, l, g) != UNIT_BF16;
+    Source source = source_of(l, g, s);
+    int takes_over = source == SOURCE_TRANSPOSED || source == SOURCE_VALUES;
+    return !takes_over || unit_of(n, l, g) != UNIT_BF16;
 }
 
 /* Which of a tensor's operands a pass over it makes. */
 typedef enum { ROW_OPERAND = 1, TOKEN_OPERAND = 2, BOTH_OPERANDS = 3 } Operands;
 
+/* A plain operand is the tensor, unless its partner's values are f32. */
+static int is_made(const Count *n, const Linear *l, GemmKind g, Side s) {
+    const Operand *o = &l->plan.cell[g][s];
+    return operand_is_quantized(o) || (o->elem == DT_BF16 && has_f32_values(n, l, g));
+}
+
+/* The second operand of a tensor from the values of the first: its maxima, then itself. */
+static Cost requantise_cost(const Count *n, const Linear *l, LinearTensor t) {
+    GemmKind from = operands_of[t][0].gemm, g = operands_of[t][1].gemm;
+    Side from_side = operands_of[t][0].side, s = operands_of[t][1].side;
+    const Operand *o = &l->plan.cell[g][s];
+    double elements = tensor_elements(n, l, t), read = operand_bytes(n, l, from, from_side);
+    double bytes = (read + operand_bytes(n, l, g, s)) * elements;
+    Cost cost = {0};
+    add(&cost, bytes_cost(n, bytes, quantise_share(o)), 1);
+    if (o->amax != AMAX_NONE) add(&cost, bytes_cost(n, read * elements, AMAX_SHARE), 1);
+    return cost;
+}
+
 /* Of one tensor: its maxima, then the operands that the plan wants, at the slower one's rate. */
 static Cost quantise_cost(const Count *n, const Linear *l, LinearTensor t, Operands made) {
     double written = 0, share = 1, amax = 0, elements = tensor_elements(n, l, t);
     int quantised = 0;
+    Source source = source_of(l, operands_of[t][1].gemm, operands_of[t][1].side);
+    if (made & TOKEN_OPERAND && source == SOURCE_REQUANTIZED) {
+        Cost cost = quantise_cost(n, l, t, ROW_OPERAND);
+        add(&cost, requantise_cost(n, l, t), 1);
+        return cost;
+    }
     for (int i = 0; i < 2; i++) {
         if (!((int)made >> i & 1)) continue;
         GemmKind g = operands_of[t][i].gemm;
         Side s = operands_of[t][i].side;
         const Operand *o = &l->plan.cell[g][s];
-        if (!operand_is_quantized(o)) continue;
+        if (!is_made(n, l, g, s)) continue;
         quantised = 1;
         if (o->amax != AMAX_NONE) amax = AMAX_BYTES;
         if (quantise_share(o) < share) share = quantise_share(o);
@@ -228,12 +268,30 @@ static void count_quantising(Count *n, const Linear *l, LinearTensor t, Operands
     add(&n->sum.term[term], quantise_cost(n, l, t, made), t == TENSOR_W ? 1 : n->micro_steps);
 }
 
+static int reads_values(const Linear *l, GemmKind g) {
+    Source source = source_of(l, g, SIDE_B);
+    return source == SOURCE_VALUES || source == SOURCE_REQUANTIZED;
+}
+
+/* From gradients of what fprop multiplied to those of the tensors: read and written. */
+static void count_way_back(Count *n, const Linear *l) {
+    const Operand *x = &l->plan.cell[GEMM_FPROP][SIDE_A], *w = &l->plan.cell[GEMM_FPROP][SIDE_B];
+    double values = dtype_info[DT_BF16].bits / 8.0, sums = dtype_info[DT_F32].bits / 8.0;
+    if (reads_values(l, GEMM_DGRAD) && (x->hadamard || x->mask))
+        add_tokens(n, TERM_ELEMENTWISE, 2 * values * l->in);
+    if (reads_values(l, GEMM_WGRAD) && (w->hadamard || w->mask)) {
+        double elements = tensor_elements(n, l, TENSOR_W);
+        add(&n->sum.term[TERM_QUANTISE_WEIGHTS], bytes_cost(n, 2 * sums * elements, COPY_SHARE), 1);
+    }
+}
+
 /* With operands of x as forward makes them. */
 static void count_linear(Count *n, const Linear *l, Operands of_x) {
     for (int g = 0; g < NUM_GEMMS; g++) count_product(n, l, (GemmKind)g);
     count_quantising(n, l, TENSOR_X, of_x);
     count_quantising(n, l, TENSOR_DY, BOTH_OPERANDS);
     count_quantising(n, l, TENSOR_W, BOTH_OPERANDS);
+    count_way_back(n, l);
     if (l->bias >= 0) add_tokens(n, TERM_ELEMENTWISE, (double)COLUMN_SUM * l->out);
 }
 
@@ -311,9 +369,9 @@ static void count_head(Count *n) {
     int64_t rows = ceil_div(n->tokens, n->m->head_chunks), vocab = head->padded_rows;
     double times = n->micro_steps * (double)n->tokens / (double)rows;
     const Product products[NUM_GEMMS] = {
-        {rows, vocab, head->cols, UNIT_BF16, 2, 2, 2, 1, 0},
-        {rows, head->cols, vocab, UNIT_BF16, 2, 2, 2, 1, 0},
-        {vocab, head->cols, rows, UNIT_BF16, 2, 2, 8, 1, 1},
+        {rows, vocab, head->cols, UNIT_BF16, 0, 2, 2, 2, 1, 0},
+        {rows, head->cols, vocab, UNIT_BF16, 0, 2, 2, 2, 1, 0},
+        {vocab, head->cols, rows, UNIT_BF16, 0, 2, 2, 8, 1, 1},
     };
     for (int g = 0; g < NUM_GEMMS; g++)
         add(&n->sum.term[TERM_HEAD], product_cost(n, &products[g]), times);
