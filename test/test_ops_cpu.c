@@ -484,8 +484,10 @@ static void expect_product(GemmCase g, float *a_amax, float *b_amax) {
     QOperand b_operand = operand_from_tensor(b, FORMAT_BF16, g.b_k_contiguous);
     a_operand.amax = a_amax;
     b_operand.amax = b_amax;
-    a_operand.dequant_div = b_operand.dequant_div = 6.0f * 448.0f;
-    double alpha = (a_amax ? *a_amax / 2688.0 : 1.0) * (b_amax ? *b_amax / 2688.0 : 1.0);
+    // Without a maximum of its own an operand may still have a scale.
+    a_operand.dequant_div = a_amax ? 6.0f * 448.0f : 0.75f;
+    b_operand.dequant_div = b_amax ? 6.0f * 448.0f : 1.0f;
+    double alpha = (a_amax ? *a_amax / 2688.0 : 1.0 / 0.75) * (b_amax ? *b_amax / 2688.0 : 1.0);
     double *want = case_doubles(g.m * g.n);
     for (int64_t i = 0; i < g.m * g.n; i++) {
         int64_t row = i / g.n, col = i % g.n;

@@ -9,8 +9,8 @@ does not depend on the number of threads.
 #include "scratch_cpu.h"
 
 enum {
-    PANEL = 64,         // rows of d in one product
-    FP4_TILE = 128,     // of d, that a multiprocessor works on; also what slices of k come in
+    PANEL = 64,       // rows of d in one product
+    FP4_TILE = 128,   // of d, that a multiprocessor works on; also what slices of k come in
     MAX_SLICES = 8,
     MIN_SLICE = 1024,   // shorter ones would gain less than their sum costs
 };
@@ -58,7 +58,6 @@ static Tensor operand_values(const QOperand *q) {
 
 /* Tensor decode scales and constant of the formula; 1 for plain operands. */
 static float product_alpha(const QOperand *a, const QOperand *b) {
-    if (!a->amax && !b->amax) return 1.0f;
     float alpha = 1.0f;
     if (a->amax) alpha *= *a->amax;
     if (b->amax) alpha *= *b->amax;

@@ -28,9 +28,10 @@ __global__ static void gemm_alpha_kernel(float *alpha, const float *amax_a, cons
 /* Where cuBLASLt finds alpha: the constant 1 for plain operands. */
 static const float *prepare_alpha(Device *dev, const QOperand *a, const QOperand *b) {
     DeviceScalars *scalars = device_cuda_scalars(dev);
-    if (!a->amax && !b->amax) return &scalars->one;
+    float mult = operand_alpha_mult(a, b);
+    if (!a->amax && !b->amax && mult == 1.0f) return &scalars->one;
     gemm_alpha_kernel<<<1, 1, 0, device_cuda_stream(dev)>>>(&scalars->alpha, a->amax, b->amax,
-                                                            operand_alpha_mult(a, b));
+                                                            mult);
     CUDA_CHECK_LAUNCH();
     return &scalars->alpha;
 }
