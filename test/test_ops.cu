@@ -419,7 +419,8 @@ static const Product products[] = {
 
 typedef struct {
     DType values, d_type;
-    int bias, accumulate, scaled;   // scaled: both operands bring a tensor scale
+    // scaled: 1: both operands bring a tensor scale; 2: a constant one without amax
+    int bias, accumulate, scaled;
 } ProductKind;
 
 static const ProductKind product_kinds[] = {
@@ -427,6 +428,7 @@ static const ProductKind product_kinds[] = {
     {DT_BF16, DT_F32, 0, 1, 0},  {DT_BF16, DT_BF16, 0, 0, 1}, {DT_BF16, DT_BF16, 1, 0, 1},
     {DT_BF16, DT_F32, 0, 0, 1},  {DT_BF16, DT_F32, 0, 1, 1},  {DT_F32, DT_BF16, 0, 0, 1},
     {DT_F32, DT_BF16, 1, 0, 1},  {DT_F32, DT_F32, 0, 0, 0},   {DT_F32, DT_F32, 0, 1, 1},
+    {DT_BF16, DT_BF16, 0, 0, 2},
 };
 
 typedef struct {
@@ -442,8 +444,8 @@ static QOperand gemm_operand(Tensor values, int k_contiguous, Tensor amax, int s
     QOperand q = operand_from_tensor(values, FORMAT_BF16, k_contiguous);
     if (!scaled) return q;
     q.format = FORMAT_NVFP4;
-    q.amax = (float *)amax.data;
-    q.dequant_div = 6.0f * 448.0f;
+    q.amax = scaled == 1 ? (float *)amax.data : NULL;
+    q.dequant_div = scaled == 1 ? 6.0f * 448.0f : 0.75f;
     return q;
 }
 
