@@ -170,6 +170,16 @@ static void validate(Run *r) {
     metrics_validation(r->metrics, &record);
 }
 
+/* On the first sequences of the data, whatever the step. */
+static void look_closely(Run *r) {
+    const Config *c = &r->config;
+    dataloader_fill(r->train, 0, c->batch.micro, r->inputs, r->targets);
+    TelemetryBatch batch = {r->inputs,        r->targets,
+                            c->batch.micro,   c->batch.seq_len,
+                            (float)(1.0 / (double)r->step_tokens), r->step};
+    telemetry_run(r->telemetry, &r->model, &batch, r->metrics);
+}
+
 static void print_sample(Run *r, int index) {
     const Config *c = &r->config;
     SampleOptions options = {c->sample.prompt, c->sample.tokens, c->sample.temperature,
@@ -203,6 +213,7 @@ static int train_loop(Run *r) {
         if (last || due(r->step, c->eval.every)) validate(r);
         if (r->step > 0 && due(r->step, c->sample.every)) print_sample(r, (int)r->step);
         if (last) return 1;
+        if (due(r->step, c->log.telemetry_every)) look_closely(r);
         int trained = one_step(r);
         if (!trained || r->step == r->steps || due(r->step, c->ckpt.every)) run_save(r);
         if (!trained) return 0;
@@ -239,6 +250,7 @@ static int verb_train(int num_args, char **args) {
     char *checkpoint = resume_find(c, 1);
     run_settle_gemms(r, checkpoint);
     model_place(&r->model, c, r->device, r->ops, 1);
+    if (r->telemetry) telemetry_place(r->telemetry, &r->model);
     run_print_plan(r);
     if (checkpoint) run_load(r, checkpoint, 1);
     else model_init(&r->model, c->seed);
@@ -265,7 +277,7 @@ static int verb_plan(int num_args, char **args) {
     int has_length = c->train.steps > 0 || c->train.tokens > 0 || c->train.epochs > 0;
     if (run.train && has_length)
         run.steps = config_steps(c, run.comm->size, dataloader_num_sequences(run.train));
-    model_measure(&run.model, &run.config, run.device, run.ops, 1);
+    run_measure(&run, 1);
     run_settle_gemms(&run, NULL);
     run_print_plan(&run);
     char *prediction = predict_text(&run.model, c, run.comm->size, run.steps);

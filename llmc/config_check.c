@@ -117,6 +117,17 @@ static void check_micro_batch(const Config *c) {
         is_eval ? "eval.micro" : "batch.micro", micro, c->batch.seq_len, (long long)tokens);
 }
 
+static void check_log(const Config *c) {
+    if (c->log.telemetry_every > 0) return;
+    const char *key = c->log.gradient_noise        ? "log.gradient_noise"
+                      : c->log.telemetry_layers[0] ? "log.telemetry_layers"
+                                                   : NULL;
+    if (key) {
+        die(EXIT_CONFIG, "config: %s is set, but log.telemetry_every is 0: no step is looked at",
+            key);
+    }
+}
+
 static void finish_directories(Config *c) {
     if (!c->log.dir[0]) {
         die(EXIT_CONFIG, "config: log.dir is empty; a run keeps its record there");
@@ -137,6 +148,7 @@ void config_finish(Config *c, int layers_given) {
     finish_directories(c);
     check_precision(c);
     check_length(c);
+    check_log(c);
 }
 
 /* --- steps and tokens --- */

@@ -189,6 +189,14 @@ const ConfigKey config_keys[] = {
      "log.dir of a run to print the relative loss gap to", NULL},
     {KEY(FLOAT, log.reference_warn), "0", 0, 1e6,
      "warn once the gap to log.reference is above this many percent; 0: never", NULL},
+    {KEY(INT64, log.telemetry_every), "0", 0, MAX_COUNT,
+     "steps between comparisons of quantised products with BF16 ones; 0: none", NULL},
+    {KEY(STRING, log.telemetry_layers), "", 0, 0,
+     "which linears they sample, as the layers of a rule, * for all; empty: 8 spread over the model",
+     NULL},
+    {KEY(BOOL, log.gradient_noise), "false", 0, 1,
+     "compare the gradient with that of a BF16 backward pass, too: as much memory again as the "
+     "linears' gradients", NULL},
     {KEY(INT64, log.every), "1", 1, 1 << 30,
      "steps between lines on the screen", "nanoGPT log_interval"},
 

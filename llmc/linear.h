@@ -139,6 +139,10 @@ void linear_multiply(Engine *e, Tensor d, const QOperand *a, const QOperand *b,
                      GemmEpilogue epilogue);
 /* 1 where an operand of this GEMM is quantised. */
 int linear_gemm_is_quantized(const Linear *l, GemmKind g);
+/* Side B of this GEMM is codes or values of fprop's operand as they are. */
+int linear_takes_over(const Linear *l, GemmKind g);
+/* It is, or is quantised from, the decoded values of fprop's operand. */
+int linear_reads_values(const Linear *l, GemmKind g);
 /* GEMMs of this layer with at least one quantised operand. */
 int linear_quantized_gemms(const Linear *l);
 

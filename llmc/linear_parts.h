@@ -23,10 +23,6 @@ static inline float *linear_amax(const Linear *l, GemmKind g, Side s) {
     return (float *)l->amax.data + (int)g * NUM_SIDES + (int)s;
 }
 
-/* Side B of this GEMM is codes or values of fprop's operand as they are. */
-int linear_takes_over(const Linear *l, GemmKind g);
-/* It is, or is quantised from, the decoded values of fprop's operand. */
-int linear_reads_values(const Linear *l, GemmKind g);
 /* The operand is not the tensor itself: quantised, or converted. */
 int linear_is_made(const Linear *l, GemmKind g, Side s);
 /* fprop says of this side's elements which ones clipped. */

@@ -330,6 +330,13 @@ void metrics_validation(Metrics *m, const ValidationRecord *r) {
     write_line(&m->main_log, &main_log);
 }
 
+void metrics_object(Metrics *m, int64_t step, const char *members) {
+    if (!m->has_files) return;
+    char *line = format_string("{\"step\":%" PRId64 ",%s}\n", step, members);
+    outfile_write(&m->jsonl, line, strlen(line));
+    free(line);
+}
+
 void metrics_close(Metrics *m, int exit_code, const char *exit_reason) {
     if (m->has_files) {
         write_run_json(m, exit_code, exit_reason);

@@ -70,6 +70,9 @@ Metrics *metrics_open(const MetricsOptions *options);
 void metrics_check(const char *dir, const char *reference, int64_t end_tokens);
 void metrics_step(Metrics *m, const StepRecord *r);
 void metrics_validation(Metrics *m, const ValidationRecord *r);
+/* Another line of metrics.jsonl, of the step that is trained next: "step", then these members of a
+   JSON object. */
+void metrics_object(Metrics *m, int64_t step, const char *members);
 /* Completes run.json and frees. Fit for the hook of die(): a second failure ends the process. */
 void metrics_close(Metrics *m, int exit_code, const char *exit_reason);
 

@@ -11,7 +11,7 @@ enum { VOCAB_ALIGN = 128 };
 
 static const char *const arena_names[NUM_ARENAS] = {
     "parameters",         "gradients",         "optimizer",           "quantised weights",
-    "tables, step state", "saved activations", "scratch activations", "op workspace",
+    "tables, step state", "saved activations", "scratch activations", "op workspace", "telemetry",
 };
 
 Linear *model_linear(Model *m, int id) {

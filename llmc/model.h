@@ -22,6 +22,7 @@ extern "C" {
 typedef enum {
     ARENA_PARAMETERS, ARENA_GRADIENTS, ARENA_OPTIMIZER, ARENA_WEIGHTS, ARENA_TABLES, ARENA_SAVED,
     ARENA_SCRATCH, ARENA_WORKSPACE,
+    ARENA_TELEMETRY,   // empty but for what telemetry.h places in it
     NUM_ARENAS
 } ArenaId;
 

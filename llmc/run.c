@@ -57,6 +57,7 @@ void run_open(Run *r, int reads) {
     if (reads & READ_VAL) open_val(r);
     if (reads & READ_TOKENIZER) open_tokenizer(r);
     model_declare(&r->model, c);
+    if (reads & READ_TRAIN) r->telemetry = telemetry_open(c, &r->model);
     (reads & FOR_PLAN ? backend_choose_for_plan : backend_choose)(&r->model, c, r->device);
     plan_precision_tag(&r->model, c, r->precision_tag, sizeof(r->precision_tag));
     r->config_json = config_to_json(c);
@@ -94,6 +95,7 @@ void run_close(Run *r) {
     if (r->val) dataloader_close(r->val);
     if (r->train) dataloader_close(r->train);
     if (r->tokenizer) tokenizer_close(r->tokenizer);
+    telemetry_close(r->telemetry);
     model_free(&r->model);
     free(r->inputs);
     free(r->targets);

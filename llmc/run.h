@@ -26,6 +26,7 @@ Each verb takes those that it needs, in this order.
 #include "model.h"
 #include "schedule.h"
 #include "selftest.h"
+#include "telemetry.h"
 #include "tokenizer.h"
 
 #ifdef __cplusplus
@@ -44,6 +45,7 @@ typedef struct {
     Schedule schedule;
     Guard guard;
     Metrics *metrics;
+    Telemetry *telemetry;      // of training; NULL without log.telemetry_every
     char *config_json;   // resolved
     char precision_tag[64];
     GemmRate *rates;             // of the device; NULL on a CPU
@@ -72,6 +74,8 @@ void run_plan(Run *r);
 /* Host memory of training: micro-batches and staging. */
 void run_take_buffers(Run *r);
 SelftestOptions run_selftest_options(Run *r, int verbose);
+/* What the run needs of the device's memory, into the model's arenas. */
+void run_measure(Run *r, int training);
 /* Tests the device at its first start, which may set the model to emulation. Refuses what it cannot
    hold before it takes any memory, with what would help. */
 void run_fit(Run *r, int training);

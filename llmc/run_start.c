@@ -27,16 +27,21 @@ SelftestOptions run_selftest_options(Run *r, int verbose) {
     return options;
 }
 
+void run_measure(Run *r, int training) {
+    model_measure(&r->model, &r->config, r->device, r->ops, training);
+    if (r->telemetry) telemetry_measure(r->telemetry, &r->model);
+}
+
 void run_fit(Run *r, int training) {
     size_t free_bytes, total_bytes;
-    model_measure(&r->model, &r->config, r->device, r->ops, training);
+    run_measure(r, training);
     SelftestOptions options = run_selftest_options(r, 0);
     int asks = r->device->kind == DEVICE_CUDA && r->model.quantized;
     if (asks && selftest_at_start(&options, &r->config, r->host)) {
         r->model.engine.fp4 = FP4_EMULATED;
         r->model.engine.fp8 = 0;
         plan_precision_tag(&r->model, &r->config, r->precision_tag, sizeof(r->precision_tag));
-        model_measure(&r->model, &r->config, r->device, r->ops, training);   // of other operands
+        run_measure(r, training);   // of other operands
     }
     r->device->memory(r->device, &free_bytes, &total_bytes);
     if (plan_memory_bytes(&r->model) > free_bytes) {
