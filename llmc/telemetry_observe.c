@@ -1,4 +1,4 @@
-/* telemetry_observe -- products and operands of the watched linears as they run; see telemetry.h. */
+/* telemetry_observe -- products and operands of watched linears as they run; see telemetry.h. */
 #include <math.h>
 #include <string.h>
 

@@ -1,10 +1,10 @@
 /*
 quantize_count -- what quantising does to the elements of an operand, counted on the host: how many
-are clipped, how many are lost. It runs the CPU reference, so by quantize.h's contract the counts are
-those of any device's codes, given the same elements, maximum and draws.
-  saturated    |y| > E (1 + 2^-20), with y the element times its block's multiplier and E the largest
-               number of the format; the margin is for the roundings of y. Only where the block scale
-               is not 0: below that, every element's code is the largest and stands for 0
+are clipped, how many are lost. It runs the CPU reference, so by quantize.h's contract the counts
+are those of any device's codes, given the same elements, maximum and draws.
+  saturated    |y| > E (1 + 2^-20), with y the element times its block's multiplier and E the
+               largest number of the format; the margin is for the roundings of y. Only where the
+               block scale is not 0: there, every code is the largest and stands for 0
   underflowed  not 0, but its code or its block's scale is
   zero_scales  of `blocks`, one for each row of a square tile; formats without blocks have none
   source       dev/NUMERICS.md 2 and 10

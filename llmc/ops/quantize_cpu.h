@@ -16,7 +16,7 @@ extern "C" {
 void amax_reference(QOperand *o, const Quantizer *how, Tensor x);
 void quantize_reference(QOperand *o, const Quantizer *how, Tensor x);
 
-/* quantize_cell.c: quantize_count of an operand with blocks; of `o` rows, k and amax are looked at. */
+/* quantize_cell.c: quantize_count of an operand with blocks; of `o` rows, k and amax count. */
 void quantize_count_blocks(QuantizeCounts *counts, QOperand *o, const Quantizer *how, Tensor x);
 /* How far above the largest number an element counts as clipped. */
 #define QUANTIZE_SATURATED (1.0f + 0x1p-20f)
