@@ -36,9 +36,9 @@ typedef struct {
 
 // --- operands ---
 
-/* Bf16 values of both signs and moderate size, as also two of them read as f32; read as FP4 codes they are all codes alike, as FP8
-   codes half of all, none of them infinity or NaN. Zeros would be multiplied faster than what
-   training has. */
+/* Bf16 values of both signs and moderate size, as also two of them read as f32; read as FP4 codes
+   they are all codes alike, as FP8 codes half of all, none of them infinity or NaN. Zeros would be
+   multiplied faster than what training has. */
 static void fill_pattern(uint16_t *pattern, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
         Philox4 draw = philox4x32_10(rng_group_counter((uint64_t)i, 0, 0), 1, 0);

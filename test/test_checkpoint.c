@@ -235,6 +235,97 @@ static int num_entries(const char *dir) {
     return n;
 }
 
+// --- what recipes keep ---
+
+/* Two tensors of a recipe, filled with `value`. */
+typedef struct {
+    float amax[6], history[12];
+    NamedTensor named[2];
+} Kept;
+
+static void kept_fill(Kept *k, float value) {
+    for (int i = 0; i < 6; i++) k->amax[i] = value + (float)i;
+    for (int i = 0; i < 12; i++) k->history[i] = value * (float)i;
+    k->named[0] = (NamedTensor){"recipe.a.amax", tensor_view(k->amax, DT_F32, 1, 6)};
+    k->named[1] = (NamedTensor){"recipe.a.amax_history", tensor_view(k->history, DT_F32, 6, 2)};
+}
+
+/* Saves step 7 with so many of the two. */
+static const char *save_kept(const char *name, Kept *k, int count) {
+    const char *dir = test_scratch(name);
+    Model m = model_open(DT_F32, 5, 1);
+    CheckpointPolicy policy = policy_of(dir);
+    Run run;
+    run_fill(&run, 7);
+    run.state.kept = k->named;
+    run.state.num_kept = count;
+    checkpoint_save(&policy, &m.table, m.device, &run.state);
+    run_free(&run);
+    model_close(&m);
+    return dir;
+}
+
+static void load_kept(const char *dir, Kept *k, int count, int with_optimizer) {
+    Model m = model_open(DT_F32, 5, 9);
+    Run run = {0};
+    run_fields(&run);
+    run.state.kept = k->named;
+    run.state.num_kept = count;
+    checkpoint_load(in_dir(dir, "step_00000007"), &m.table, m.device, &run.state, with_optimizer);
+    run_free(&run);
+    model_close(&m);
+}
+
+CASE(what_recipes_keep_comes_back) {
+    for (int with_optimizer = 0; with_optimizer < 2; with_optimizer++) {
+        Kept saved, loaded;
+        kept_fill(&saved, 3);
+        kept_fill(&loaded, 5);
+        const char *dir = save_kept(with_optimizer ? "kept1" : "kept0", &saved, 2);
+        load_kept(dir, &loaded, 2, with_optimizer);
+        EXPECT_BITS(loaded.amax, saved.amax, sizeof(saved.amax));
+        EXPECT_BITS(loaded.history, saved.history, sizeof(saved.history));
+        EXPECT_EQ_I64(num_faults(in_dir(dir, "step_00000007")), 0);
+    }
+}
+
+/* Another recipe's checkpoint: what it has is taken, what it has not stays as it was. */
+CASE(another_recipe_starts_anew) {
+    Kept saved, loaded, untouched;
+    kept_fill(&saved, 3);
+    kept_fill(&loaded, 5);
+    kept_fill(&untouched, 5);
+    load_kept(save_kept("kept_one", &saved, 1), &loaded, 2, 1);
+    EXPECT_BITS(loaded.amax, saved.amax, sizeof(saved.amax));
+    EXPECT_BITS(loaded.history, untouched.history, sizeof(saved.history));
+    const char *none = save_kept("kept_none", &saved, 0);
+    EXPECT_EQ_I64(num_entries(in_dir(none, "step_00000007")), ARRAY_LEN(all_files));
+    kept_fill(&loaded, 5);
+    load_kept(none, &loaded, 2, 1);
+    EXPECT_BITS(loaded.amax, untouched.amax, sizeof(saved.amax));
+    load_kept(save_kept("kept_unused", &saved, 2), &loaded, 0, 1);   // its file is left alone
+}
+
+CASE(damage_of_what_recipes_keep_is_seen) {
+    Kept saved, other;
+    kept_fill(&saved, 3);
+    kept_fill(&other, 5);
+    const char *dir = save_kept("kept_damaged", &saved, 2);
+    other.named[1].tensor = tensor_view(other.history, DT_F32, 4, 3);
+    EXPECT_DIES(EXIT_DATA, "recipe.safetensors: tensor recipe.a.amax_history has shape (6,2)",
+                load_kept(dir, &other, 2, 1));
+    kept_fill(&other, 5);
+    char path[1100];
+    snprintf(path, sizeof(path), "%s/step_00000007/recipe.safetensors", dir);
+    FILE *f = fopen(path, "r+b");
+    REQUIRE(f, "%s", path);
+    fseek(f, -1, SEEK_END);
+    fputc(0x55, f);
+    fclose(f);
+    EXPECT_DIES(EXIT_DATA, "recipe.safetensors: damaged", load_kept(dir, &other, 2, 1));
+    EXPECT_EQ_I64(num_faults(in_dir(dir, "step_00000007")), 1);
+}
+
 // --- what is saved comes back ---
 
 CASE(load_gives_back_every_bit) {

@@ -242,7 +242,7 @@ static double distance(Tensor got, const double *want) {
     return sqrt(difference / size);
 }
 
-/* All three products of the bench's plan. bf16 results are rounded once, or, brought back, twice. */
+/* All three products of the bench's plan. bf16 results are rounded once, brought back twice. */
 static void compare(Bench *b, const char *name) {
     Made x, w, dy_row, w_back, dy_token, x_back;
     Tensor weight = b->weight.value;

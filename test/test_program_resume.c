@@ -16,6 +16,9 @@ static void expect_same_checkpoint(const char *got, const char *want, int step) 
         expect_same_file(text("%s/run/ckpt/step_%08d/%s", got, step, files[i]),
                          text("%s/run/ckpt/step_%08d/%s", want, step, files[i]));
     }
+    const char *kept = text("%s/run/ckpt/step_%08d/recipe.safetensors", want, step);
+    if (access(kept, R_OK) == 0)
+        expect_same_file(text("%s/run/ckpt/step_%08d/recipe.safetensors", got, step), kept);
 }
 
 static void expect_same_run(const char *got, const char *want, int steps) {
@@ -87,6 +90,27 @@ CASE(kill_9_in_bf16) {
 CASE(kill_9_in_nvfp4) {
     static const int kills[] = {12, 38, 0};
     kills_and_resumes("nvfp4", "precision.recipe=nvfp4 precision.keep_bf16.last=0", 100, kills);
+}
+
+/* What the recipe keeps is part of the run: maxima of earlier steps, in all of them or sampled. */
+CASE(kill_9_with_delayed_maxima) {
+    static const int kills[] = {12, 38, 0};
+    kills_and_resumes("delayed", "precision.recipe=fp8_delayed", 60, kills);
+    const char *file = scratch("delayed/whole/run/ckpt/step_00000060/recipe.safetensors");
+    EXPECT(access(file, R_OK) == 0, "no %s", file);
+}
+
+CASE(kill_9_with_held_maxima) {
+    static const int kills[] = {12, 57, 0};
+    kills_and_resumes("held", "precision.recipe=ue5m3", 80, kills);
+}
+
+/* Weights' operands have random bits of the step that they are used in. */
+CASE(kill_9_with_random_weights) {
+    static const int kills[] = {12, 0};
+    const char *rule = "precision.recipe=nvfp4 precision.keep_bf16.last=0 "
+                       "precision.rules=[{\"operand\":\"w\",\"rounding\":\"stochastic\"}]";
+    kills_and_resumes("random_w", rule, 30, kills);
 }
 
 CASE(kill_9_in_file_order) {
