@@ -113,17 +113,20 @@ typedef struct {
     int32_t tokens[2 * B * T + 1];
 } Run;
 
-static void run_open(Run *r, char *recipe) {
+static void run_open_as(Run *r, char *recipe, int fp8) {
     char *args[] = {"test/fixtures/model_llama.json", "eval.micro=2", recipe};
     memset(r, 0, sizeof(*r));
     config_parse(&r->config, ARRAY_LEN(args), args);
     r->device = device_cpu_open(1);
     model_declare(&r->model, &r->config);
+    r->model.engine.fp8 = fp8;   // 1: products of codes
     model_place(&r->model, &r->config, r->device, &ops_cpu, 1);
     model_init(&r->model, 3);
     model_begin_step(&r->model, 0);
     for (int i = 0; i < ARRAY_LEN(r->tokens); i++) r->tokens[i] = i * i * 7 % 61;
 }
+
+static void run_open(Run *r, char *recipe) { run_open_as(r, recipe, 0); }
 
 static void run_close(Run *r) {
     model_free(&r->model);
@@ -179,6 +182,21 @@ CASE(evaluation_and_passes_beside_the_training_change_nothing) {
     }
 }
 
+/* Of dgrad's w the codes are fprop's, and so is what is kept, whoever makes them. */
+CASE(one_tensors_codes_have_one_maximum) {
+    for (int fp8 = 0; fp8 < 2; fp8++) {
+        Run r;
+        run_open_as(&r, "precision.recipe=fp8_delayed", fp8);
+        Linear *l = model_linear(&r.model, 0);
+        EXPECT_EQ_I64(l->w[GEMM_DGRAD].form, fp8 ? FORM_PACKED : FORM_VALUES);
+        train(&r, 0);
+        const float *kept = r.model.kept[0].tensor.data;
+        for (int i = 0; i < 6; i++) EXPECT((kept[i] > 0) == (i != 3), "operand %d: %g", i, kept[i]);
+        EXPECT(*l->w[GEMM_DGRAD].amax == kept[1], "%g", *l->w[GEMM_DGRAD].amax);
+        run_close(&r);
+    }
+}
+
 /* A name for each operand's, of each linear; all that a resumed run needs. */
 CASE(what_recipes_keep_has_names) {
     Run r;
@@ -190,10 +208,6 @@ CASE(what_recipes_keep_has_names) {
            r.model.kept[1].name);
     EXPECT_EQ_I64(r.model.kept[1].tensor.rows, 6);
     EXPECT_EQ_I64(r.model.kept[1].tensor.cols, 1024);
-    train(&r, 0);
-    const float *kept = r.model.kept[0].tensor.data;
-    for (int i = 0; i < 6; i++)   // of dgrad's w the codes are fprop's
-        EXPECT((kept[i] > 0) == (i != 3), "operand %d: %g", i, kept[i]);
     run_close(&r);
     run_open(&r, "precision.recipe=ue5m3");
     EXPECT_EQ_I64(r.model.num_kept, model_num_linears(&r.model));

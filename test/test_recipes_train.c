@@ -27,13 +27,14 @@ typedef struct {
     Model model;
 } Run;
 
-static void run_open(Run *r, const char *recipe) {
-    char words[ARRAY_LEN(base_words) + 2][64], *args[ARRAY_LEN(base_words) + 2];
+static void run_open(Run *r, const char *recipe, const char *recompute) {
+    char words[ARRAY_LEN(base_words) + 3][64], *args[ARRAY_LEN(base_words) + 3];
     int count = 0, is_f32 = strcmp(recipe, "f32") == 0;
     for (; count < ARRAY_LEN(base_words); count++)
         snprintf(words[count], sizeof(words[0]), "%s", base_words[count]);
     snprintf(words[count++], sizeof(words[0]), "precision.recipe=%s", recipe);
     snprintf(words[count++], sizeof(words[0]), "model.dtype=%s", is_f32 ? "f32" : "bf16");
+    snprintf(words[count++], sizeof(words[0]), "memory.recompute=%s", recompute);
     for (int i = 0; i < count; i++) args[i] = words[i];
     memset(r, 0, sizeof(*r));
     config_parse(&r->config, count, args);
@@ -79,7 +80,7 @@ CASE(every_recipe_trains) {
     double fall_in_f32 = 0;
     for (int i = 0; i < num_recipes; i++) {
         Run r;
-        run_open(&r, recipes[i].name);
+        run_open(&r, recipes[i].name, "none");
         double first = 0, last = 0;
         for (int step = 0; step < STEPS; step++) {
             StepState s = train_step(&r, step);
@@ -92,6 +93,28 @@ CASE(every_recipe_trains) {
         EXPECT(fall_in_f32 > 3.0 && first - last > 0.95 * fall_in_f32, "%s: loss %.4f to %.4f",
                recipes[i].name, first, last);
         run_close(&r);
+    }
+}
+
+/* Operands, masks and maxima that backward makes again are those of forward. */
+CASE(recomputing_changes_no_bit_of_any_recipe) {
+    static const char *const levels[] = {"none", "activation", "norm", "block"};
+    for (int i = 0; i < num_recipes; i++) {
+        Run runs[ARRAY_LEN(levels)];
+        for (int k = 0; k < ARRAY_LEN(levels); k++) {
+            run_open(&runs[k], recipes[i].name, levels[k]);
+            for (int step = 0; step < 2; step++) train_step(&runs[k], step);
+        }
+        const Tensor want = runs[0].model.params.master, maxima = runs[0].model.maxima;
+        for (int k = 1; k < ARRAY_LEN(levels); k++) {
+            const Model *m = &runs[k].model;
+            EXPECT_BITS(m->params.master.data, want.data, tensor_bytes(want), "%s, %s",
+                        recipes[i].name, levels[k]);
+            if (!tensor_empty(maxima))
+                EXPECT_BITS(m->maxima.data, maxima.data, tensor_bytes(maxima), "%s, %s: maxima",
+                            recipes[i].name, levels[k]);
+        }
+        for (int k = 0; k < ARRAY_LEN(levels); k++) run_close(&runs[k]);
     }
 }
 
