@@ -355,7 +355,7 @@ static void open_bench(Bench *b, int num_args, char **args) {
     model_place(&b->model, c, b->device, &b->ops, 1);
     b->model.recorded.wanted = 0;   // a replay has no ops to time
     model_init(&b->model, c->seed);
-    model_prepare_weights(&b->model);
+    model_begin_step(&b->model, 0);
     int count = c->batch.micro * c->batch.seq_len + 1;
     b->tokens = (int32_t *)xmalloc((size_t)count * sizeof(int32_t));
     for (int i = 0; i < count; i++) {
@@ -379,8 +379,9 @@ static double run_step(Bench *b) {
         d->upload(d, &b->model.engine.state->token_base, &token_base, sizeof(token_base));
         model_forward_backward(&b->model, b->tokens, b->tokens + 1, B, T, loss_scale);
     }
+    model_finish_gradients(&b->model);
     optimizer_step(&b->model, c);
-    model_prepare_weights(&b->model);
+    model_begin_step(&b->model, b->step);
     d->download(d, &b->state, b->model.engine.state, sizeof(b->state));
     return now_ms() - began;
 }

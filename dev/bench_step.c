@@ -30,8 +30,9 @@ static void one_step(Model *m, const Config *c, const int32_t *tokens, int accum
         m->engine.state->token_base = (int64_t)i * B * T;
         model_forward_backward(m, tokens, tokens + 1, B, T, 1.0f / (float)(B * T * accumulation));
     }
+    model_finish_gradients(m);
     optimizer_step(m, c);
-    model_prepare_weights(m);
+    model_begin_step(m, step + 1);
 }
 
 typedef struct {
@@ -51,7 +52,7 @@ static void bench_open(Bench *b, char *path, int steps) {
     model_declare(&b->model, &b->config);
     model_place(&b->model, &b->config, b->device, &ops_cpu, 1);
     model_init(&b->model, 1);
-    model_prepare_weights(&b->model);
+    model_begin_step(&b->model, 0);
     int count = b->config.batch.micro * b->config.batch.seq_len + 1;
     b->tokens = xmalloc((size_t)count * sizeof(int32_t));
     for (int i = 0; i < count; i++) {

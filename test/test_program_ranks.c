@@ -66,8 +66,8 @@ CASE(two_ranks_as_one_f32) {
 CASE(two_ranks_as_one_bf16) { two_ranks_as_one("two_bf16", "precision.recipe=bf16", 1e-4); }
 CASE(two_ranks_as_one_nvfp4) { two_ranks_as_one("two_nvfp4", NVFP4, 1e-4); }
 
-/* Maxima are those of all ranks: after the first step, which all begin alike, what is kept of them is
-   the same to the bit. An FP8 code that rounds the other way moves later losses by 1.4e-4. */
+/* Maxima are those of all ranks: after the first step, which all begin alike, what is kept of them
+   is the same to the bit. An FP8 code that rounds the other way moves later losses by 1.4e-4. */
 static void keeps_maxima_of_all_ranks(const char *name, const char *recipe) {
     const char *dir = new_dir(name);
     if (!dir) return;
