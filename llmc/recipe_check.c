@@ -65,6 +65,10 @@ static int is_wrong_headroom(const Operand *o) {
                    (o->scale_rule == RULE_NEAREST && o->scale != DT_F32 && !o->outer);
     return o->headroom && !has_room;
 }
+static int is_wrong_top(const Operand *o) {
+    return o->scale != DT_E8M0 && o->scale != DT_F32 &&
+           operand_top_scale(o) > minifloat(o->scale).max;
+}
 static int is_wrong_zero(const Operand *o) {
     return o->zero_scale != ZERO_KEEP && (o->scale == DT_E8M0 || o->scale == DT_F32);
 }
@@ -87,6 +91,7 @@ static const CellRefusal cell_refusals[] = {
      "eden is for rows of NVFP4 with top_scale 256, without select and "
      "headroom"},
     {is_wrong_headroom, "headroom", "headroom is for nearest and floor block scales"},
+    {is_wrong_top, "top_scale", "no block scale is that large"},
     {is_wrong_zero, "zero_scale", "scales of e8m0 and f32 do not round to zero"},
 };
 

@@ -25,6 +25,11 @@ static LinearPlan resolve(const char *recipe, int num_rules, const Rule *rules, 
 
 /* --- the tables --- */
 
+#define OUTER   "nvfp4 1x16 amax:none zero:least outer128"
+#define OUTER_Q "nvfp4 1x16Q amax:none zero:least outer128"
+#define SR      " rht16/step sr8"
+#define LIBRARY "mxfp4 1x32 floor away"
+
 CASE(cells_of_the_recipes) {
     static const struct {
         const char *recipe, *cells[NUM_GEMMS][NUM_SIDES];
@@ -38,12 +43,61 @@ CASE(cells_of_the_recipes) {
           {"nvfp4 1x16 rht16 sr8", "nvfp4 1x16 rht16"}}},
         // dev/NUMERICS.md 5d: current scaling, HYBRID
         {"fp8", {{"e4m3", "e4m3"}, {"e5m2", "e4m3T"}, {"e5m2", "e4m3"}}},
+        {"fp8_delayed",
+         {{"e4m3 amax:delayed", "e4m3 amax:delayed"},
+          {"e5m2 amax:delayed", "e4m3T amax:delayed"},
+          {"e5m2 amax:delayed", "e4m3 amax:delayed"}}},
+        {"fp8_block",
+         {{"e4m3_block 1x128", "e4m3_block 128x128"},
+          {"e4m3_block 1x128", "e4m3_block 128x128T"},
+          {"e4m3_block 1x128", "e4m3_block 1x128"}}},
+        {"mxfp8",
+         {{"mxfp8 1x32", "mxfp8 1x32"},
+          {"mxfp8 1x32", "mxfp8 1x32"},
+          {"mxfp8 1x32", "mxfp8 1x32"}}},
+        {"mxfp4",
+         {{"mxfp4 1x32", "mxfp4 32x32"},
+          {"mxfp4 1x32 sr8", "mxfp4 32x32T"},
+          {"mxfp4 1x32 rht32 sr8", "mxfp4 1x32 rht32"}}},
+        // dev/NUMERICS.md 5b: no tiles, no transform; wgrad's x is stochastic too
+        {"fp4_all_the_way",
+         {{"nvfp4 1x16", "nvfp4 1x16"},
+          {"nvfp4 1x16 sr8", "nvfp4 1x16"},
+          {"nvfp4 1x16 sr8", "nvfp4 1x16 sr8"}}},
+        {"fp4_all_the_way_encode",
+         {{"nvfp4 1x16 encode top240", "nvfp4 1x16 encode top240"},
+          {"nvfp4 1x16 encode sr8 top240", "nvfp4 1x16 encode top240"},
+          {"nvfp4 1x16 encode sr8 top240", "nvfp4 1x16 encode sr8 top240"}}},
+        // dev/NUMERICS.md 5e, 5g: backward quantises forward's values again
+        {"quartet",
+         {{"mxfp4 1x32 quest ht32 mask", "mxfp4 1x32 quest ht32 mask"},
+          {"mxfp4 1x32 floor rht32/step sr8 headroom", "mxfp4 1x32Q floor rht32/step sr8 headroom"},
+          {"mxfp4 1x32 floor rht32/step sr8 headroom",
+           "mxfp4 1x32Q floor rht32/step sr8 headroom"}}},
+        {"quartet2",
+         {{"nvfp4 1x16 4/6:mse top256 v1", "nvfp4 1x16 4/6:mse top256 v1"},
+          {"nvfp4 1x16 rht128/step eden top256", "nvfp4 1x16Q rht128/step eden top256"},
+          {"nvfp4 1x16 rht128/step eden top256", "nvfp4 1x16Q rht128/step eden top256"}}},
+        {"four_over_six",
+         {{"nvfp4 1x16 4/6:mse top256 v1", "nvfp4 16x16 4/6:mse top256 v1"},
+          {"nvfp4 1x16 sr8 4/6:mse top256 v1", "nvfp4 16x16T 4/6:mse top256 v1"},
+          {"nvfp4 1x16 rht16 sr8 4/6:mse top256 v1", "nvfp4 1x16 rht16 4/6:mse top256 v1"}}},
+        {"tetrajet2", {{OUTER, OUTER}, {OUTER SR, OUTER_Q SR}, {OUTER SR, OUTER_Q SR}}},
+        {"ufp4",
+         {{"int4 1x16 rht16", "int4 1x16 rht16"},
+          {"int4 1x16 rht16 sr8", "int4 1x16 rht16"},
+          {"int4 1x16 rht16 sr8", "int4 1x16 rht16"}}},
+        {"ue5m3",
+         {{"ue5m3 1x16 amax:held", "ue5m3 16x16 amax:held"},
+          {"ue5m3 1x16 amax:held sr8", "ue5m3 16x16T amax:held"},
+          {"ue5m3 1x16 amax:held sr8", "ue5m3 1x16 amax:held"}}},
+        {"mx_library", {{LIBRARY, LIBRARY}, {LIBRARY, LIBRARY}, {LIBRARY, LIBRARY}}},
     };
     EXPECT_EQ_I64(num_recipes, ARRAY_LEN(want));
     for (int i = 0; i < ARRAY_LEN(want); i++) {
         const Recipe *recipe = recipe_find(want[i].recipe);
         REQUIRE(recipe != NULL, "%s", want[i].recipe);
-        const char *error = recipe_error(&recipe->plan, 64, 96, 32);
+        const char *error = recipe_error(&recipe->plan, 128, 384, 256);
         EXPECT(error == NULL, "%s: %s", want[i].recipe, error);
         for (int g = 0; g < NUM_GEMMS; g++) {
             for (int s = 0; s < NUM_SIDES; s++) {
@@ -77,6 +131,64 @@ CASE(formats_are_what_their_name_says) {
     }
 }
 
+/* dev/NUMERICS.md 1.5: of formats with blocks, what an element and a scale are, how many elements
+   share one, and how it is made. */
+CASE(formats_with_blocks) {
+    static const struct {
+        FormatId format;
+        DType elem, scale;
+        int block;
+        ScaleRule rule;
+        AmaxRule amax;
+        DType values;
+    } rows[] = {
+        {FORMAT_NVFP4, DT_E2M1, DT_E4M3, 16, RULE_NEAREST, AMAX_CURRENT, DT_BF16},
+        {FORMAT_MXFP4, DT_E2M1, DT_E8M0, 32, RULE_CEIL, AMAX_NONE, DT_BF16},
+        {FORMAT_MXFP8, DT_E4M3, DT_E8M0, 32, RULE_CEIL, AMAX_NONE, DT_BF16},
+        {FORMAT_E4M3_BLOCK, DT_E4M3, DT_F32, 128, RULE_NEAREST, AMAX_NONE, DT_F32},
+        {FORMAT_UE5M3, DT_E2M1, DT_UE5M3, 16, RULE_NEAREST, AMAX_CURRENT, DT_BF16},
+        {FORMAT_INT4, DT_E1M2, DT_F32, 16, RULE_NEAREST, AMAX_NONE, DT_F32},
+    };
+    for (int i = 0; i < ARRAY_LEN(rows); i++) {
+        const Operand *o = &formats[rows[i].format].cell;
+        const char *name = formats[rows[i].format].name;
+        EXPECT(o->format == rows[i].format && o->elem == rows[i].elem && o->scale == rows[i].scale,
+               "%s", name);
+        EXPECT(o->block == rows[i].block && o->scale_rule == rows[i].rule, "%s", name);
+        EXPECT(o->amax == rows[i].amax, "%s", name);
+        EXPECT_EQ_I64(operand_values_dtype(o), rows[i].values, "%s", name);
+        EXPECT(format_has_blocks(rows[i].format) && !operand_is_fp8(o), "%s", name);
+        EXPECT_EQ_I64(operand_is_nvfp4(o), rows[i].format == FORMAT_NVFP4, "%s", name);
+    }
+}
+
+/* What native GEMMs read, and what the faster quantiser makes: one changed field at a time. */
+CASE(native_and_plain_cells) {
+    static const struct {
+        const char *key, *value;
+        int native, plain;
+    } rows[] = {
+        {"headroom", "1", 1, 1},    {"top_scale", "max", 1, 1},     {"tile", "square", 1, 1},
+        {"hadamard", "16", 1, 1},   {"hadamard", "32", 1, 0},       {"rounding", "eden", 1, 0},
+        {"rounding", "away", 1, 0}, {"select", "mae", 1, 0},        {"mask", "1", 1, 0},
+        {"source", "values", 0, 0}, {"scale_rule", "encode", 0, 0}, {"outer", "128", 0, 0},
+        {"amax", "none", 0, 0},     {"zero_scale", "one", 0, 0},    {"block", "32", 0, 0},
+        {"elem", "e1m2", 0, 0},     {"scale", "ue5m3", 0, 0},       {"amax", "held", 1, 1},
+    };
+    for (int i = 0; i < ARRAY_LEN(rows); i++) {
+        const char *const pairs[][2] = {{"format", "nvfp4"}, {rows[i].key, rows[i].value}};
+        Rule rule = rule_of(2, pairs);
+        LinearPlan plan = resolve("bf16", 1, &rule, "blocks.0.mlp.up");
+        const Operand *o = &plan.cell[GEMM_FPROP][SIDE_A];
+        EXPECT_EQ_I64(operand_is_nvfp4(o), rows[i].native, "%s %s", rows[i].key, rows[i].value);
+        EXPECT_EQ_I64(operand_is_plain_nvfp4(o), rows[i].plain, "%s %s", rows[i].key,
+                      rows[i].value);
+    }
+    Operand drawn = recipe_find("nvfp4")->plan.cell[GEMM_WGRAD][SIDE_A];
+    drawn.signs = SIGNS_STEP;
+    EXPECT(operand_is_nvfp4(&drawn) && !operand_is_plain_nvfp4(&drawn), "signs of a step");
+}
+
 CASE(describe_tells_every_field) {
     static const char *const pairs[][2] = {
         {"rounding", "stochastic"}, {"dither_bits", "24"}, {"hadamard", "16"},  {"signs", "none"},
@@ -87,6 +199,22 @@ CASE(describe_tells_every_field) {
     char text[64];
     operand_describe(&plan.cell[GEMM_FPROP][SIDE_A], text, sizeof(text));
     EXPECT(strcmp(text, "nvfp4 1x16 ht16 sr24 headroom top256 v1") == 0, "%s", text);
+    static const char *const scaling[][2] = {
+        {"elem", "e1m2"},  {"scale", "ue5m3"},    {"block", "8"},       {"amax", "held"},
+        {"outer", "128"},  {"zero_scale", "one"}, {"top_scale", "max"}, {"select", "mae"},
+        {"signs", "step"}, {"hadamard", "64"},    {"rounding", "away"}, {"mask", "1"},
+    };
+    rule = rule_of(ARRAY_LEN(scaling), scaling);
+    plan = resolve("nvfp4", 1, &rule, "blocks.0.mlp.up");
+    char long_text[96];
+    operand_describe(&plan.cell[GEMM_FPROP][SIDE_A], long_text, sizeof(long_text));
+    EXPECT(strcmp(long_text, "nvfp4 1x8 e1m2 ue5m3 amax:held zero:one outer128 rht64/step away "
+                             "4/6:mae mask topmax") == 0,
+           "%s", long_text);
+    char cut[12];   // what does not fit is left off
+    EXPECT(strcmp(operand_describe(&plan.cell[GEMM_FPROP][SIDE_A], cut, sizeof(cut)),
+                  "nvfp4 1x8 e") == 0,
+           "%s", cut);
 }
 
 /* --- rules --- */
@@ -161,26 +289,73 @@ CASE(fields_go_over_the_recipe_of_a_rule) {
     EXPECT_EQ_I64(plan.cell[GEMM_WGRAD][SIDE_A].format, FORMAT_BF16);
 }
 
+/* A format brings all that it stands for, a scale format its usual rule, in whatever order the
+   rule's single fields are given. */
+CASE(formats_and_scales_bring_their_scaling) {
+    static const char *const pairs[][2] = {
+        {"block", "64"}, {"rounding", "stochastic"}, {"format", "mxfp4"}};
+    Rule rule = rule_of(3, pairs);
+    LinearPlan plan = resolve("nvfp4", 1, &rule, "blocks.0.mlp.up");
+    const Operand *o = &plan.cell[GEMM_FPROP][SIDE_B];
+    EXPECT(o->format == FORMAT_MXFP4 && o->scale == DT_E8M0 && o->scale_rule == RULE_CEIL);
+    EXPECT(o->amax == AMAX_NONE && o->top_scale == 0 && o->block == 64);
+    EXPECT(o->tile == TILE_SQUARE && o->rounding == ROUND_STOCHASTIC, "what is no scaling stays");
+    static const struct {
+        const char *scale;
+        ScaleRule rule;
+        AmaxRule amax;
+    } scales[] = {{"e8m0", RULE_CEIL, AMAX_NONE},       {"f32", RULE_NEAREST, AMAX_NONE},
+                  {"e1m6", RULE_NEAREST, AMAX_CURRENT}, {"e2m5", RULE_NEAREST, AMAX_CURRENT},
+                  {"e3m4", RULE_NEAREST, AMAX_CURRENT}, {"e4m3", RULE_NEAREST, AMAX_CURRENT},
+                  {"e5m2", RULE_NEAREST, AMAX_CURRENT}, {"e6m1", RULE_NEAREST, AMAX_CURRENT},
+                  {"ue5m3", RULE_NEAREST, AMAX_CURRENT}};
+    for (int i = 0; i < ARRAY_LEN(scales); i++) {
+        const char *const pair[][2] = {{"scale", scales[i].scale}};
+        rule = rule_of(1, pair);
+        plan = resolve(i % 2 ? "mxfp4" : "nvfp4", 1, &rule, "blocks.0.mlp.up");
+        o = &plan.cell[GEMM_FPROP][SIDE_A];
+        EXPECT(o->scale_rule == scales[i].rule && o->amax == scales[i].amax, "%s", scales[i].scale);
+        EXPECT(o->top_scale == 0, "%s", scales[i].scale);
+        EXPECT(recipe_error(&plan, 64, 64, 64) == NULL, "%s: %s", scales[i].scale,
+               recipe_error(&plan, 64, 64, 64));
+    }
+}
+
 CASE(rules_refuse_what_they_do_not_know) {
     static const char *const refused[][3] = {
         {"layer", "*",
          "\"layer\" is not a key of a precision rule; legal: layers, gemm, operand, "
-         "recipe, format, tile, hadamard, signs, rounding, dither_bits, source, "
-         "headroom, top_scale, arithmetic"},
+         "recipe, format, elem, scale, block, outer, scale_rule, amax, zero_scale, top_scale, "
+         "tile, hadamard, signs, rounding, dither_bits, source, headroom, select, mask, "
+         "arithmetic"},
         {"layers", "", "\"\" is not a layer pattern; legal: names, numbers"},
         {"gemm", "bgrad", "\"bgrad\" is not a GEMM; legal: fprop, dgrad, wgrad, *"},
         {"operand", "y", "\"y\" is not an operand; legal: x, w, dy, *"},
-        {"recipe", "fp4", "\"fp4\" is not a recipe; legal: f32, bf16, nvfp4, fp8"},
-        {"format", "mxfp4",
-         "\"mxfp4\" is not a value of \"format\"; legal: f32, bf16, nvfp4, e4m3, e5m2"},
+        {"recipe", "fp4",
+         "\"fp4\" is not a recipe; legal: f32, bf16, nvfp4, fp8, fp8_delayed, "
+         "fp8_block, mxfp8, mxfp4, fp4_all_the_way, fp4_all_the_way_encode, "
+         "quartet, quartet2, four_over_six, tetrajet2, ufp4, ue5m3, mx_library"},
+        {"format", "mxfp6",
+         "\"mxfp6\" is not a value of \"format\"; legal: f32, bf16, nvfp4, mxfp4, mxfp8, e4m3, "
+         "e5m2, e4m3_block, ue5m3, int4"},
+        {"elem", "e3m0", "legal: e2m1, e1m2, e4m3, e5m2"},
+        {"scale", "e7m0", "legal: e4m3, e8m0, ue5m3, f32, e1m6, e2m5, e3m4, e5m2, e6m1"},
+        {"block", "0", "legal: 8, 16, 32, 64, 128"},
+        {"outer", "64", "legal: 0, 128"},
+        {"scale_rule", "up", "legal: nearest, floor, ceil, even, quest, encode"},
+        {"amax", "last", "legal: none, current, delayed, held"},
+        {"zero_scale", "0", "legal: keep, one, least"},
         {"tile", "1x16", "legal: row, square"},
-        {"hadamard", "32", "\"32\" is not a value of \"hadamard\"; legal: 0, 16"},
-        {"signs", "random", "legal: fixed, none"},
-        {"rounding", "up", "legal: nearest, stochastic"},
+        {"hadamard", "256",
+         "\"256\" is not a value of \"hadamard\"; legal: 0, 4, 8, 16, 32, 64, 128"},
+        {"signs", "random", "legal: fixed, none, step"},
+        {"rounding", "up", "legal: nearest, stochastic, away, eden"},
         {"dither_bits", "4", "legal: 8, 16, 24"},
-        {"source", "fprop", "legal: tensor, transposed"},
+        {"source", "fprop", "legal: tensor, transposed, values, requantized"},
         {"headroom", "2", "legal: 0, 1"},
-        {"top_scale", "240", "legal: 448, 256"},
+        {"top_scale", "200", "legal: max, 448, 256, 240, 2048"},
+        {"select", "rms", "legal: none, mse, mae"},
+        {"mask", "yes", "legal: 0, 1"},
         {"arithmetic", "3", "legal: 2, 1"},
     };
     for (int i = 0; i < ARRAY_LEN(refused); i++) {
@@ -200,10 +375,14 @@ CASE(rules_refuse_what_they_do_not_know) {
 
 CASE(rules_say_what_they_were_told) {
     static const char *const pairs[][2] = {
-        {"layers", "*.mlp.*"},   {"gemm", "wgrad"},     {"operand", "dy"},    {"recipe", "bf16"},
-        {"format", "nvfp4"},     {"tile", "row"},       {"hadamard", "0"},    {"signs", "fixed"},
-        {"rounding", "nearest"}, {"dither_bits", "16"}, {"source", "tensor"}, {"headroom", "1"},
-        {"top_scale", "256"},    {"arithmetic", "1"},
+        {"layers", "*.mlp.*"},  {"gemm", "wgrad"},       {"operand", "dy"},
+        {"recipe", "bf16"},     {"format", "nvfp4"},     {"elem", "e1m2"},
+        {"scale", "ue5m3"},     {"block", "8"},          {"outer", "128"},
+        {"scale_rule", "even"}, {"amax", "held"},        {"zero_scale", "one"},
+        {"top_scale", "256"},   {"tile", "row"},         {"hadamard", "0"},
+        {"signs", "fixed"},     {"rounding", "nearest"}, {"dither_bits", "16"},
+        {"source", "tensor"},   {"headroom", "1"},       {"select", "mae"},
+        {"mask", "1"},          {"arithmetic", "1"},
     };
     Rule rule = rule_of(ARRAY_LEN(pairs), pairs), plain = rule_default();
     for (int i = 0; i < ARRAY_LEN(pairs); i++) {
@@ -252,15 +431,17 @@ static const Refusal refusals[] = {
      {{"fprop", "x", "tile", "square"}}},
     {"nvfp4", 64, 64, 64, "wgrad.dy: square tiles are for weights",
      {{"wgrad", "dy", "tile", "square"}}},
-    {"nvfp4", 64, 64, 64, "dgrad.w: square tiles are for weights without Hadamard",
+    {"nvfp4", 64, 64, 64, "dgrad.w: square tiles have no Hadamard transform; here "
+                          "precision.dgrad.w.tile is square",
      {{"dgrad", "w", "source", "tensor"}, {"dgrad", "*", "hadamard", "16"}}},
     {"nvfp4", 64, 64, 64, "fprop.w: " TRANSPOSED, {{"fprop", "w", "source", "transposed"}}},
-    {"nvfp4", 64, 64, 64, "wgrad.x: " TRANSPOSED, {{"wgrad", "x", "source", "transposed"}}},
+    {"nvfp4", 64, 64, 64, "wgrad.x: " TRANSPOSED, {{"wgrad", "x", "source", "transposed"},
+                                                   {"wgrad", "*", "hadamard", "0"}}},
     {"nvfp4", 64, 64, 64, SHARED "but its tile is another; change both alike (gemm \"*\", operand "
                           "\"w\"), or set precision.dgrad.w.source=tensor",
      {{"fprop", "w", "tile", "row"}}},
     {"nvfp4", 64, 64, 64, SHARED "but its format is another", {{"fprop", "w", "format", "bf16"}}},
-    {"nvfp4", 64, 64, 64, SHARED "but its hadamard is another", {{"dgrad", "*", "hadamard", "16"}}},
+    {"nvfp4", 64, 64, 64, SHARED "but its hadamard is another", {{"dgrad", "w", "hadamard", "16"}}},
     {"nvfp4", 64, 64, 64, SHARED "but its rounding is another",
      {{"dgrad", "w", "rounding", "stochastic"}}},
     {"nvfp4", 64, 64, 64, SHARED "which wants square tiles;", {{"*", "w", "tile", "row"}}},
@@ -276,6 +457,78 @@ static const Refusal refusals[] = {
     {"fp8", 64, 64, 64, "fprop: one operand is f32 and the other is not",
      {{"fprop", "w", "format", "f32"}}},
     {"fp8", 64, 64, 64, "wgrad.x: " TRANSPOSED, {{"wgrad", "x", "source", "transposed"}}},
+    // one row each of what a cell may not be
+    {"mxfp4", 64, 64, 64, "fprop.x: floor, ceil, even and quest are the rules of scale e8m0, and it "
+                          "has no other; here precision.fprop.x.scale_rule is nearest",
+     {{"fprop", "x", "scale_rule", "nearest"}}},
+    {"nvfp4", 64, 64, 64, "here precision.fprop.x.scale_rule is even",
+     {{"fprop", "x", "scale_rule", "even"}}},
+    {"mxfp4", 64, 64, 64, "fprop.w: quest is for rows of e2m1", {{"*", "w", "scale_rule", "quest"}}},
+    {"mxfp8", 64, 64, 64, "fprop.x: quest is for rows of e2m1",
+     {{"fprop", "x", "scale_rule", "quest"}}},
+    {"nvfp4", 64, 64, 64, "fprop.w: encode is for rows, with a tensor scale (amax)",
+     {{"*", "w", "scale_rule", "encode"}}},
+    {"fp4_all_the_way_encode", 64, 64, 64, "encode is for rows, with a tensor scale (amax)",
+     {{"fprop", "x", "amax", "none"}}},
+    {"mxfp4", 64, 64, 64, "fprop.x: a tensor scale is for scales without range enough",
+     {{"fprop", "x", "amax", "current"}}},
+    {"ufp4", 64, 64, 64, "a tensor scale is for scales without range enough",
+     {{"fprop", "x", "amax", "held"}}},
+    {"tetrajet2", 128, 128, 128, "and not under outer scales; here precision.fprop.x.amax is delayed",
+     {{"fprop", "x", "amax", "delayed"}}},
+    {"ufp4", 64, 64, 64, "outer scales are for rows of nearest block scales that are not f32",
+     {{"fprop", "x", "outer", "128"}}},
+    {"mxfp4", 64, 64, 64, "outer scales are for rows of nearest block scales",
+     {{"fprop", "x", "outer", "128"}}},
+    {"four_over_six", 64, 64, 64, "four-over-six chooses between scales of NVFP4 with top_scale 256 "
+                                  "and no headroom; here precision.fprop.x.select is mse",
+     {{"fprop", "x", "headroom", "1"}}},
+    {"four_over_six", 64, 64, 64, "four-over-six chooses", {{"fprop", "x", "top_scale", "448"}}},
+    {"mxfp4", 64, 64, 64, "four-over-six chooses", {{"dgrad", "dy", "select", "mae"}}},
+    {"quartet2", 128, 128, 128, "dgrad.dy: eden is for rows of NVFP4 with top_scale 256, without "
+                                "select and headroom",
+     {{"dgrad", "dy", "select", "mse"}}},
+    {"nvfp4", 64, 64, 64, "eden is for rows of NVFP4", {{"dgrad", "dy", "rounding", "eden"}}},
+    {"ufp4", 64, 64, 64, "headroom is for nearest and floor block scales",
+     {{"fprop", "x", "headroom", "1"}}},
+    {"mxfp4", 64, 64, 64, "here precision.dgrad.dy.headroom is 1",
+     {{"dgrad", "dy", "headroom", "1"}}},
+    {"nvfp4", 64, 64, 64, "no block scale is that large; here precision.fprop.x.top_scale is 2048",
+     {{"fprop", "x", "top_scale", "2048"}}},
+    {"mxfp4", 64, 64, 64, "scales of e8m0 and f32 do not round to zero; here "
+                          "precision.fprop.x.zero_scale is least",
+     {{"fprop", "x", "zero_scale", "least"}}},
+    // elements without blocks, blocks beside each other
+    {"fp8", 64, 64, 64, "fprop.x: e2m1 without blocks is no format of this program; set "
+                        "precision.fprop.x.block",
+     {{"fprop", "x", "elem", "e2m1"}}},
+    {"mxfp4", 64, 64, 64, "fprop: block sizes differ, 16 and 32", {{"fprop", "x", "block", "16"}}},
+    // sources and masks
+    {"nvfp4", 64, 64, 64, "fprop.x: source values is for dgrad.w and wgrad.x; set source to tensor",
+     {{"fprop", "x", "source", "values"}}},
+    {"quartet", 64, 64, 64, "dgrad.dy: source requantized is for dgrad.w and wgrad.x",
+     {{"dgrad", "dy", "source", "requantized"}}},
+    {"quartet", 64, 64, 64, "dgrad.w: source requantized, but fprop.w is not quantised",
+     {{"fprop", "*", "hadamard", "0"}, {"fprop", "w", "format", "bf16"}}},
+    {"nvfp4", 64, 64, 64, "wgrad.x: source values shares the values of fprop.x, but its hadamard is "
+                          "another",
+     {{"wgrad", "x", "source", "values"}, {"wgrad", "dy", "hadamard", "0"}}},
+    {"nvfp4", 64, 64, 64, "wgrad.x: a mask is for fprop; set precision.wgrad.x.mask=0",
+     {{"wgrad", "x", "mask", "1"}}},
+    {"nvfp4", 64, 64, 64, "fprop.x: a mask needs blocks, and dgrad.w of source requantized or "
+                          "values",
+     {{"fprop", "x", "mask", "1"}}},
+    {"quartet", 64, 64, 64, "fprop.w: a mask needs blocks, and wgrad.x of source requantized or "
+                            "values",
+     {{"wgrad", "x", "source", "tensor"}}},
+    // whole transforms
+    {"nvfp4", 64, 64, 64, "in-features is 64, but a quantised linear's in-features must be a multiple "
+                          "of 128; nearest: 128",
+     {{"*", "w", "source", "tensor"}, {"*", "w", "tile", "row"}, {"fprop", "*", "hadamard", "128"}}},
+    {"quartet2", 128, 192, 128, "out-features is 192, but a quantised linear's out-features must be "
+                                "a multiple of 128; nearest: 128 or 256", {{0}}},
+    {"quartet2", 128, 128, 96, "batch.micro x batch.seq_len is 96, but tokens per micro-step must "
+                               "be a multiple of 128; nearest: 128", {{0}}},
 };
 // clang-format on
 
@@ -317,6 +570,16 @@ CASE(what_is_allowed) {
         {"fp8", 64, 64, 64, NULL, {{"*", "*", "format", "e5m2"}}},    // likewise
         {"fp8", 64, 64, 64, NULL, {{"fprop", "w", "format", "bf16"},
                                    {"dgrad", "w", "source", "tensor"}}},
+        {"nvfp4", 64, 64, 64, NULL, {{"*", "*", "scale", "e1m6"}}},   // the sweep of 5b
+        {"nvfp4", 64, 64, 64, NULL, {{"*", "*", "block", "128"}}},
+        {"nvfp4", 64, 64, 64, NULL, {{"wgrad", "*", "signs", "step"}}},
+        {"nvfp4", 64, 64, 64, NULL, {{"fprop", "x", "format", "int4"}}},
+        {"nvfp4", 64, 64, 64, NULL, {{"wgrad", "x", "hadamard", "0"},
+                                     {"wgrad", "dy", "hadamard", "0"},
+                                     {"wgrad", "x", "source", "values"}}},
+        {"mxfp4", 64, 64, 64, NULL, {{"*", "w", "scale_rule", "even"}}},
+        {"quartet", 64, 64, 64, NULL, {{"*", "w", "dither_bits", "24"}}},
+        {"quartet2", 96, 128, 128, NULL, {{0}}},
     };
     // clang-format on
     for (int i = 0; i < ARRAY_LEN(allowed); i++) {
