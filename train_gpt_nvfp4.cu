@@ -23,6 +23,7 @@ kernel here, so that a C++ compiler builds it without nvcc; WITH_CUDA is tested 
 #include "llmc/resume.h"
 #include "llmc/run.h"
 #include "llmc/run_checkpoint.h"
+#include "llmc/run_phases.h"
 #include "llmc/run_record.h"
 #include "llmc/sampler.h"
 #include "llmc/verbs.h"
@@ -111,7 +112,7 @@ static void accumulate_gradients(Run *r, float lr) {
 static double drop_nan_sign(double v) { return isnan(v) ? NAN : v; }
 
 static void train_step(Run *r) {
-    accumulate_gradients(r, schedule_lr(&r->schedule, r->step));
+    accumulate_gradients(r, run_phases_lr(r, r->step));
     if (r->comm->size > 1) {
         StepState *state = r->model.engine.state;
         r->comm->all_reduce(r->comm, (float *)r->model.params.grad.data,
@@ -154,6 +155,7 @@ static void report_step(Run *r, double time_ms) {
     record.loss_z = guard_z(&r->guard.loss, r->state.loss);
     record.norm_z = guard_z(&r->guard.norm, r->state.grad_norm);
     record.skipped = r->state.skip;
+    record.phase = r->model.phase;
     metrics_step(r->metrics, &record);
 }
 
@@ -210,6 +212,7 @@ static int train_loop(Run *r) {
     const Config *c = &r->config;
     for (;;) {
         int last = r->step == r->steps;
+        run_phases_enter(r);
         if (last || due(r->step, c->eval.every)) validate(r);
         if (r->step > 0 && due(r->step, c->sample.every)) print_sample(r, (int)r->step);
         if (last) return 1;

@@ -351,6 +351,9 @@ void config_free(Config *c) {
     free(c->precision.rules.items);
     c->precision.rules.items = NULL;
     c->precision.rules.count = 0;
+    free(c->precision.schedule.items);
+    c->precision.schedule.items = NULL;
+    c->precision.schedule.count = 0;
     free(c->preset_changes);
     c->preset_changes = NULL;
 }

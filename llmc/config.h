@@ -46,6 +46,21 @@ typedef struct { char *path; double weight; } SourceConfig;      // path: a file
 typedef struct { SourceConfig *items; int count; } SourceList;
 typedef struct { Rule *items; int count; } RuleList;
 
+/* When an entry of precision.schedule begins: at a step, at a share of all steps, at the first step
+   of the learning rate's decay, or where the gradients' measured noise asks for it. */
+typedef enum { MOMENT_STEP, MOMENT_SHARE, MOMENT_LR_DECAY, MOMENT_SQRT3, NUM_MOMENTS } MomentKind;
+/* From its moment on, the rule goes over all before it. With resets_lr the learning rate is warmed
+   up again from there and falls by half a cosine to final_frac of its new peak at the last step. */
+typedef struct {
+    MomentKind kind;
+    double at;                // a step, or a share in (0, 1)
+    Rule rule;
+    int resets_lr;
+    int64_t warmup_steps;
+    float peak, final_frac;   // peak 0: optim.lr
+} ScheduleEntry;
+typedef struct { ScheduleEntry *items; int count; } ScheduleList;
+
 typedef enum { BACKEND_AUTO, BACKEND_NATIVE, BACKEND_EMULATE, NUM_BACKENDS } BackendKind;
 extern const char *const backend_names[NUM_BACKENDS];
 
@@ -84,6 +99,7 @@ typedef struct {
         int keep_first, keep_last;    // blocks in BF16; keep_last -1: the recipe's share
         // precision.rules in order, then precision.GEMM.OPERAND.FIELD keys
         RuleList rules;
+        ScheduleList schedule;
         BackendKind backend;
         GemmKernel gemm;
         StochasticKind stochastic;

@@ -130,7 +130,7 @@ static int help_key(const char *name, int print) {
     printf("  legal    %s\n", config_legal(key, legal, sizeof(legal)));
     if (key->elsewhere) printf("  as in    %s\n", key->elsewhere);
     if (key->kind == KIND_RECIPE) print_recipes();
-    if (key->kind == KIND_RULES) print_rules();
+    if (key->kind == KIND_RULES || key->kind == KIND_SCHEDULE) print_rules();
     if (key->kind == KIND_PRESET) print_presets();
     return 1;
 }

@@ -126,6 +126,9 @@ const ConfigKey config_keys[] = {
      "last blocks whose linears stay in BF16; -1: the recipe's share", NULL},
     {KEY(RULES, precision.rules), "[]", 0, 0,
      "changes by layer, GEMM and operand, in order; the last match wins", NULL},
+    {KEY(SCHEDULE, precision.schedule), "[]", 0, 0,
+     "rules that begin during training, in order, each with the moment it begins at; \"lr\" warms the "
+     "learning rate up again from there", NULL},
     {KEY(ENUM, precision.backend), "auto", 0, 0,
      "FP4 and FP8 units of the device, or their emulation; auto: FP4 units that pass the self-test",
      NULL,

@@ -25,7 +25,7 @@ typedef enum {
     KIND_RECIPE,
     KIND_PAIR,      // two floats
     KIND_SEED,      // uint64_t
-    KIND_SOURCES, KIND_RULES,
+    KIND_SOURCES, KIND_RULES, KIND_SCHEDULE,
     NUM_KINDS
 } ValueKind;
 
@@ -105,6 +105,16 @@ cJSON *config_word_value(const ConfigKey *key, const char *text, const Where *w)
 cJSON *config_get(const Config *c, const ConfigKey *key);
 /* rule_set on the text of a string, number, true or false; dies for what is not legal. */
 void config_set_rule(Rule *rule, const char *key, const cJSON *value, const Where *w);
+/* The rule that an object's members make, but for those named in `others` (NULL ends them). */
+Rule config_rule_of(const cJSON *object, const Where *w, const char *const *others);
+/* Adds what config_rule_of would read. */
+void config_add_rule(cJSON *object, const Rule *rule);
+/* With the fewest digits that read back as the same float. */
+cJSON *config_number_of_float(float x);
+/* precision.schedule (config_schedule.c). */
+void config_set_schedule(void *at, const ConfigKey *key, const cJSON *value, const Where *w);
+cJSON *config_get_schedule(const void *at, const ConfigKey *key);
+extern const char config_schedule_legal[];
 /* "1 to 4096", "a, b, c": what a value of the key may be. Returns buffer. */
 const char *config_legal(const ConfigKey *key, char *buffer, int size);
 void config_free_sources(SourceList *list);

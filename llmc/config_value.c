@@ -82,6 +82,7 @@ const char *config_legal(const ConfigKey *key, char *buffer, int size) {
     case KIND_RULES:
         snprintf(buffer, size, "a list of objects with some of %s", rule_keys());
         return buffer;
+    case KIND_SCHEDULE: snprintf(buffer, size, "%s", config_schedule_legal); return buffer;
     case NUM_KINDS: break;
     }
     CHECK(0, "kind %d", key->kind);
@@ -162,7 +163,7 @@ static cJSON *number_of_double(double x) {
     return cJSON_CreateRaw(text);
 }
 
-static cJSON *number_of_float(float x) {
+cJSON *config_number_of_float(float x) {
     char text[32];
     int digits = 1;
     do snprintf(text, sizeof(text), "%.*g", digits, x);
@@ -172,7 +173,7 @@ static cJSON *number_of_float(float x) {
 
 static cJSON *get_float(const void *at, const ConfigKey *key) {
     (void)key;
-    return number_of_float(*(const float *)at);
+    return config_number_of_float(*(const float *)at);
 }
 
 static cJSON *get_double(const void *at, const ConfigKey *key) {
@@ -184,7 +185,7 @@ static cJSON *get_pair(const void *at, const ConfigKey *key) {
     (void)key;
     cJSON *list = cJSON_CreateArray();
     for (int i = 0; i < 2; i++) {
-        cJSON_AddItemToArray(list, number_of_float(((const float *)at)[i]));
+        cJSON_AddItemToArray(list, config_number_of_float(((const float *)at)[i]));
     }
     return list;
 }
@@ -380,7 +381,12 @@ void config_set_rule(Rule *rule, const char *key, const cJSON *value, const Wher
     if (error) config_fail(w, "is refused: %s", error);
 }
 
-static Rule rule_of(const cJSON *value, const Where *w) {
+static int is_among(const char *name, const char *const *names) {
+    while (names && *names && strcmp(*names, name) != 0) names++;
+    return names && *names;
+}
+
+Rule config_rule_of(const cJSON *value, const Where *w, const char *const *others) {
     if (!cJSON_IsObject(value)) {
         config_fail(w, "is %s, expected an object with some of %s", type_name(value), rule_keys());
     }
@@ -388,6 +394,7 @@ static Rule rule_of(const cJSON *value, const Where *w) {
     Rule rule = rule_default();
     int i = 0;
     for (const cJSON *member = value->child; member; member = member->next, i++) {
+        if (is_among(member->string, others)) continue;
         Where here = where_child(w, i, member->string);
         config_set_rule(&rule, member->string, member, &here);
     }
@@ -405,8 +412,15 @@ static void set_rules(void *at, const ConfigKey *key, const cJSON *value, const 
     list->count = 0;
     for (const cJSON *item = value->child; item; item = item->next) {
         Where element = where_child(w, list->count, NULL);
-        list->items[list->count] = rule_of(item, &element);
+        list->items[list->count] = config_rule_of(item, &element, NULL);
         list->count++;
+    }
+}
+
+void config_add_rule(cJSON *object, const Rule *rule) {
+    for (int k = 0; rule_key(k); k++) {
+        const char *text = rule_get(rule, rule_key(k));
+        if (text) cJSON_AddStringToObject(object, rule_key(k), text);
     }
 }
 
@@ -416,10 +430,7 @@ static cJSON *get_rules(const void *at, const ConfigKey *key) {
     cJSON *array = cJSON_CreateArray();
     for (int i = 0; i < list->count; i++) {
         cJSON *rule = cJSON_CreateObject();
-        for (int k = 0; rule_key(k); k++) {
-            const char *text = rule_get(&list->items[i], rule_key(k));
-            if (text) cJSON_AddStringToObject(rule, rule_key(k), text);
-        }
+        config_add_rule(rule, &list->items[i]);
         cJSON_AddItemToArray(array, rule);
     }
     return array;
@@ -441,6 +452,7 @@ static const KindInfo kinds[NUM_KINDS] = {
     [KIND_SEED] = {"a whole number", set_seed, get_seed},
     [KIND_SOURCES] = {"a glob or a list", set_sources, get_sources},
     [KIND_RULES] = {"a list", set_rules, get_rules},
+    [KIND_SCHEDULE] = {"a list", config_set_schedule, config_get_schedule},
 };
 
 void config_set(Config *c, const ConfigKey *key, const cJSON *value, const Where *w) {
@@ -489,7 +501,8 @@ cJSON *config_word_value(const ConfigKey *key, const char *text, const Where *w)
     case KIND_DOUBLE: return number_word(key, text, w);
     case KIND_BOOL: return bool_word(text, w);
     case KIND_PAIR:
-    case KIND_RULES: return json_word(key, text, w);
+    case KIND_RULES:
+    case KIND_SCHEDULE: return json_word(key, text, w);
     case KIND_SOURCES:
         if (!text[0]) return cJSON_CreateArray();
         if (text[0] == '[') return json_word(key, text, w);

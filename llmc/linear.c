@@ -191,7 +191,7 @@ int linear_keeps_maxima(const Linear *l) {
     return 0;
 }
 
-static int has_history(const Linear *l) {
+int linear_keeps_history(const Linear *l) {
     for (int i = 0; i < NUM_GEMMS * NUM_SIDES; i++) {
         const Operand *o = linear_cell(l, (GemmKind)(i / NUM_SIDES), (Side)(i % NUM_SIDES));
         if (keeps_maximum(o) && o->amax == AMAX_DELAYED) return 1;
@@ -204,7 +204,7 @@ void linear_place_maxima(Linear *l, Arena *a, Tensor current) {
     if (!linear_keeps_maxima(l)) return;
     l->maxima.current = current;
     l->maxima.kept = arena_tensor(a, DT_F32, 1, NUM_GEMMS * NUM_SIDES);
-    if (has_history(l))
+    if (linear_keeps_history(l))
         l->maxima.history = arena_tensor(a, DT_F32, NUM_GEMMS * NUM_SIDES, AMAX_HISTORY);
 }
 

@@ -160,6 +160,8 @@ int linear_has_finish(const Linear *l);
 void linear_finish(Engine *e, const Linear *l);
 /* 1 where a cell has delayed or held maxima. */
 int linear_keeps_maxima(const Linear *l);
+/* 1 where a cell has delayed ones. */
+int linear_keeps_history(const Linear *l);
 /* Memory for them, which is to be zeroed at a run's start; `current` (1, 6) is the caller's. */
 void linear_place_maxima(Linear *l, Arena *a, Tensor current);
 /* Ends a step for them; see amax_advance. */

@@ -277,6 +277,7 @@ static void write_step(Metrics *m, const StepRecord *r, double tokens_per_s, dou
     add_json(&l, "mfu", mfu_of(m, tokens_per_s));
     if (isfinite(gap)) add_json(&l, "gap_percent", gap);
     if (r->skipped) add(&l, ",\"skipped\":true");
+    if (r->phase > 0) add(&l, ",\"phase\":%d", r->phase);
     if (!isfinite(r->loss) || !isfinite(r->grad_norm)) add(&l, ",\"nonfinite\":true");
     add(&l, "}\n");
     write_line(&m->jsonl, &l);

@@ -2,7 +2,8 @@
 metrics -- the record that a run leaves in log.dir, and the lines that it prints.
   metrics.jsonl         one object a line. A training step: step, tokens, train_loss, grad_norm, lr,
                         time_ms, tokens_per_s, mfu (share of the peak, null if that is unknown), and
-                        "skipped":true where the update was. A validation: step, tokens, val_loss,
+                        "skipped":true where the update was, phase from the first entry of
+                        precision.schedule on. A validation: step, tokens, val_loss,
                         val_loss_bf16 with eval.also_bf16. Both with gap_percent where there is a
                         gap to log.reference: positive = worse. Telemetry's lines: telemetry.h.
                         A value that is not finite is null, and "nonfinite":true stands beside it
@@ -35,7 +36,7 @@ typedef struct {
     const char *build;   // "cuda", "cpu", compiler: whatever tells builds apart
     const char *device;
     const char *backend;     // "native", "emulated"
-    const char *precision;   // tag of the step line: "nvfp4(emulated)"
+    const char *precision;   // tag of the step line: "nvfp4(emulated)"; the caller may change it
     int world_size;
     int print_every;      // log.every: of the lines on standard output; files hold every step
     int64_t first_step;   // that this process does; 0 starts the files anew
@@ -51,6 +52,7 @@ typedef struct {
     double loss, grad_norm, lr, time_ms;
     double loss_z, norm_z;   // guard_z, NaN where there is none
     int skipped;
+    int phase;   // of precision.schedule; written where it is not 0
 } StepRecord;
 
 typedef struct {

@@ -62,9 +62,9 @@ static void declare_parameters(Model *m) {
     param_table_seal(t, c->dtype);
 }
 
-/* The rules of a run: first and last blocks kept in BF16, then the config's own, which can take
-   that back. */
-static Rule *run_rules(const Model *m, const Config *c, int *count) {
+/* The rules of a run's phase: first and last blocks kept in BF16, then the config's own, which can
+   take that back, then those of the schedule that have begun. */
+static Rule *run_rules(const Model *m, const Config *c, int phase, int *count) {
     int blocks = m->config.layers;
     int last = c->precision.keep_last;
     if (last < 0) {
@@ -72,7 +72,7 @@ static Rule *run_rules(const Model *m, const Config *c, int *count) {
         last = share > 0 ? (int)max_i64(1, lroundf(share * (float)blocks)) : 0;
     }
     int ranges[2][2] = {{0, c->precision.keep_first - 1}, {blocks - last, blocks - 1}};
-    Rule *rules = (Rule *)xmalloc((size_t)(2 + c->precision.rules.count) * sizeof(Rule));
+    Rule *rules = (Rule *)xmalloc((size_t)(2 + c->precision.rules.count + phase) * sizeof(Rule));
     *count = 0;
     for (int i = 0; i < 2; i++) {
         if (ranges[i][0] > ranges[i][1]) continue;
@@ -81,9 +81,9 @@ static Rule *run_rules(const Model *m, const Config *c, int *count) {
         snprintf(rule->layers, sizeof(rule->layers), "blocks.%d-%d.*", ranges[i][0], ranges[i][1]);
         rule->recipe = recipe_find("bf16");
     }
-    for (int i = 0; i < c->precision.rules.count; i++) {
+    for (int i = 0; i < c->precision.rules.count; i++)
         rules[(*count)++] = c->precision.rules.items[i];
-    }
+    for (int i = 0; i < phase; i++) rules[(*count)++] = c->precision.schedule.items[i].rule;
     return rules;
 }
 
@@ -103,45 +103,75 @@ static const char *linear_names(Model *m, char *buffer, int size) {
 }
 
 /* A rule that reaches nothing is misspelled, and the run would not be the one that was meant. */
+static void refuse_idle_rule(Model *m, const Rule *rule, const char *list, int i) {
+    int id = 0, count = model_num_linears(m);
+    while (id < count && !rule_matches(rule, model_linear(m, id)->name)) id++;
+    if (id < count) return;
+    char names[256];
+    die(EXIT_CONFIG,
+        "config: precision.%s[%d]: layers \"%s\" is no linear of this model; there are %s "
+        "(embedding, head, norms and attention have no rules)",
+        list, i, rule->layers, linear_names(m, names, sizeof(names)));
+}
+
 static void refuse_idle_rules(Model *m, const Config *c) {
-    for (int i = 0; i < c->precision.rules.count; i++) {
-        const Rule *rule = &c->precision.rules.items[i];
-        int id = 0, count = model_num_linears(m);
-        while (id < count && !rule_matches(rule, model_linear(m, id)->name)) id++;
-        if (id < count) continue;
-        char names[256];
+    for (int i = 0; i < c->precision.rules.count; i++)
+        refuse_idle_rule(m, &c->precision.rules.items[i], "rules", i);
+    for (int i = 0; i < c->precision.schedule.count; i++)
+        refuse_idle_rule(m, &c->precision.schedule.items[i].rule, "schedule", i);
+}
+
+/* Of the linear as its plan is now. */
+static void refuse_plan(Model *m, const Config *c, const Linear *l, int phase) {
+    char when[64] = "";
+    if (phase > 0) snprintf(when, sizeof(when), " from precision.schedule[%d] on", phase - 1);
+    const char *error =
+        recipe_error(&l->plan, l->in, l->out, (int64_t)c->batch.micro * c->batch.seq_len);
+    if (error) die(EXIT_CONFIG, "precision of %s%s: %s", l->name, when, error);
+    error = recipe_error(&l->plan, l->in, l->out, (int64_t)c->eval.micro * c->batch.seq_len);
+    if (error) {
+        die(EXIT_CONFIG, "precision of %s%s, with eval.micro %d for batch.micro: %s", l->name, when,
+            c->eval.micro, error);
+    }
+    int is_f32 = l->plan.cell[GEMM_FPROP][SIDE_A].format == FORMAT_F32;
+    if (is_f32 != (m->config.dtype == DT_F32)) {
         die(EXIT_CONFIG,
-            "config: precision.rules[%d]: layers \"%s\" is no linear of this model; there are %s "
-            "(embedding, head, norms and attention have no rules)",
-            i, rule->layers, linear_names(m, names, sizeof(names)));
+            "precision of %s%s: recipe f32 and model.dtype f32 belong together; set both "
+            "or neither",
+            l->name, when);
     }
 }
 
+static LinearPlan *plan_of(Model *m, int phase, int id) {
+    return &m->plans[phase * model_num_linears(m) + id];
+}
+
+/* The plans alone: what lies in memory stays as it is. */
+static void take_plans(Model *m, int phase) {
+    m->phase = phase;
+    for (int id = 0; id < model_num_linears(m); id++)
+        model_linear(m, id)->plan = *plan_of(m, phase, id);
+}
+
 static void resolve_plans(Model *m, const Config *c) {
+    int count = model_num_linears(m);
     refuse_idle_rules(m, c);
-    int num_rules;
-    Rule *rules = run_rules(m, c, &num_rules);
-    for (int id = 0; id < model_num_linears(m); id++) {
-        Linear *l = model_linear(m, id);
-        l->plan = recipe_resolve(c->precision.recipe, rules, num_rules, l->name);
-        const char *error =
-            recipe_error(&l->plan, l->in, l->out, (int64_t)c->batch.micro * c->batch.seq_len);
-        if (error) die(EXIT_CONFIG, "precision of %s: %s", l->name, error);
-        error = recipe_error(&l->plan, l->in, l->out, (int64_t)c->eval.micro * c->batch.seq_len);
-        if (error) {
-            die(EXIT_CONFIG, "precision of %s, with eval.micro %d for batch.micro: %s", l->name,
-                c->eval.micro, error);
+    m->num_phases = 1 + c->precision.schedule.count;
+    m->plans = (LinearPlan *)xmalloc((size_t)(m->num_phases * count) * sizeof(LinearPlan));
+    for (int phase = m->num_phases - 1; phase >= 0; phase--) {
+        int num_rules;
+        Rule *rules = run_rules(m, c, phase, &num_rules);
+        for (int id = 0; id < count; id++) {
+            const char *name = model_linear(m, id)->name;
+            *plan_of(m, phase, id) = recipe_resolve(c->precision.recipe, rules, num_rules, name);
         }
-        m->quantized |= linear_quantized_gemms(l) > 0;
-        int is_f32 = l->plan.cell[GEMM_FPROP][SIDE_A].format == FORMAT_F32;
-        if (is_f32 != (m->config.dtype == DT_F32)) {
-            die(EXIT_CONFIG,
-                "precision of %s: recipe f32 and model.dtype f32 belong together; set both "
-                "or neither",
-                l->name);
+        free(rules);
+        take_plans(m, phase);
+        for (int id = 0; id < count; id++) {
+            refuse_plan(m, c, model_linear(m, id), phase);
+            m->quantized |= linear_quantized_gemms(model_linear(m, id)) > 0;
         }
     }
-    free(rules);
 }
 
 /* A part of the logits this large keeps a GPU busy, and the next one costs it nothing. */
@@ -278,19 +308,36 @@ static void keep(Model *m, const char *what, const Linear *l, Tensor t) {
     kept->tensor = t;
 }
 
+/* The linear in the phase that keeps most: the same for all, so that what it keeps stays. */
+static Linear linear_that_keeps(Model *m, int id) {
+    Linear most = *model_linear(m, id);
+    for (int phase = 0; phase < m->num_phases; phase++) {
+        Linear l = most;
+        l.plan = *plan_of(m, phase, id);
+        int better = linear_keeps_maxima(&l) > linear_keeps_maxima(&most) ||
+                     linear_keeps_history(&l) > linear_keeps_history(&most);
+        if (better) most = l;
+    }
+    return most;
+}
+
 /* What recipes keep from step to step. Maxima of the step at hand lie together, for ranks to share.
    */
 static void place_kept(Model *m, Arena *tables) {
     const int operands = NUM_GEMMS * NUM_SIDES;
     int count = model_num_linears(m), keeps = 0;
     m->num_kept = 0;
-    for (int id = 0; id < count; id++) keeps |= linear_keeps_maxima(model_linear(m, id));
+    for (int id = 0; id < count; id++) {
+        Linear most = linear_that_keeps(m, id);
+        keeps |= linear_keeps_maxima(&most);
+    }
     if (!keeps) return;
     m->maxima = arena_tensor(tables, DT_F32, 1, (int64_t)operands * count);
     for (int id = 0; id < count; id++) {
-        Linear *l = model_linear(m, id);
+        Linear *l = model_linear(m, id), most = linear_that_keeps(m, id);
         float *current = m->maxima.data ? (float *)m->maxima.data + operands * id : NULL;
-        linear_place_maxima(l, tables, tensor_view(current, DT_F32, 1, operands));
+        linear_place_maxima(&most, tables, tensor_view(current, DT_F32, 1, operands));
+        l->maxima = most.maxima;
         keep(m, "amax", l, l->maxima.kept);
         keep(m, "amax_history", l, l->maxima.history);
     }
@@ -339,21 +386,30 @@ static void layout(Model *m, const Config *c, const Ops *ops, int training) {
         device_set_scratch(m->engine.device, workspace.data, tensor_bytes(workspace));
 }
 
+/* What each arena needs in the phase that needs most. */
 void model_measure(Model *m, const Config *c, Device *d, const Ops *ops, int training) {
+    size_t most[NUM_ARENAS] = {0};
     m->engine.device = d;
     m->engine.ops = ops;
     m->engine.params = &m->params;
     m->engine.seed = c->seed;
     m->engine.training = m->engine.records = training;
     m->recorded.wanted = c->memory.cuda_graphs && d->record_begin;
-    for (int i = 0; i < NUM_ARENAS; i++) m->arenas[i] = arena_measure(arena_names[i], d);
-    layout(m, c, ops, training);
+    for (int phase = m->num_phases - 1; phase >= 0; phase--) {
+        take_plans(m, phase);
+        for (int i = 0; i < NUM_ARENAS; i++) m->arenas[i] = arena_measure(arena_names[i], d);
+        layout(m, c, ops, training);
+        for (int i = 0; i < NUM_ARENAS; i++)
+            if (m->arenas[i].used > most[i]) most[i] = m->arenas[i].used;
+    }
+    for (int i = 0; i < NUM_ARENAS; i++) m->arenas[i].used = most[i];
 }
 
 void model_place(Model *m, const Config *c, Device *d, const Ops *ops, int training) {
     model_measure(m, c, d, ops, training);
     for (int i = 0; i < NUM_ARENAS; i++) arena_commit(&m->arenas[i]);
     layout(m, c, ops, training);
+    m->layout_config = c;
     d->zero(d, m->engine.state, sizeof(StepState));
     if (m->maxima.data) d->zero(d, m->maxima.data, tensor_bytes(m->maxima));
     for (int i = 0; i < m->num_kept; i++)
@@ -373,6 +429,16 @@ static void forget_recording(Model *m) {
     m->recorded.recording = NULL;
 }
 
+void model_set_phase(Model *m, int phase) {
+    CHECK(phase >= 0 && phase < m->num_phases, "phase %d of %d", phase, m->num_phases);
+    if (phase == m->phase) return;
+    forget_recording(m);
+    take_plans(m, phase);
+    if (!m->layout_config) return;
+    for (int i = 0; i < NUM_ARENAS; i++) m->arenas[i].used = 0;
+    layout(m, m->layout_config, m->engine.ops, m->engine.training);
+}
+
 void model_free(Model *m) {
     forget_recording(m);
     for (int i = 0; i < NUM_ARENAS; i++) {
@@ -382,6 +448,7 @@ void model_free(Model *m) {
     free(m->blocks);
     free(m->residual);
     free(m->kept);
+    free(m->plans);
     memset(m, 0, sizeof(*m));
 }
 

@@ -43,7 +43,11 @@ typedef struct {
     Engine engine;
     Block *blocks;               // residual branches, in order
     int num_branches;
-    int quantized;               // 1: some GEMM of some linear has a quantised operand
+    // plans of all linears, phase after phase: before the first entry of precision.schedule, from
+    // it on, ...
+    LinearPlan *plans;
+    int num_phases, phase;       // at least one; that of the linears now
+    int quantized;               // 1: some GEMM of some linear, in some phase, is quantised
     // indices in the ParamTable; -1: none
     int embed, positions, final_norm_weight, final_norm_bias, head;
     int64_t max_tokens;          // rows that the activation buffers hold
@@ -64,6 +68,7 @@ typedef struct {
     Tensor rope_table;           // (max_T, HS) f32
     BlockScratch scratch;
     MicroStepRecording recorded;
+    const Config *layout_config; // as model_place was told
 } Model;
 
 /* Linears of a model, in the order of their ids: id = 2 * branch + (0: in, 1: out). */
@@ -78,6 +83,9 @@ void model_declare(Model *m, const Config *c);
 void model_place(Model *m, const Config *c, Device *d, const Ops *ops, int training);
 /* Bytes of each arena for this config, without taking them (same call sequence as model_place). */
 void model_measure(Model *m, const Config *c, Device *d, const Ops *ops, int training);
+/* Gives all linears the plans of a phase, between optimizer steps; weights are to be prepared anew.
+   Memory serves every phase, and what recipes keep from step to step stays where it is. */
+void model_set_phase(Model *m, int phase);
 void model_init(Model *m, uint64_t seed);
 void model_free(Model *m);
 

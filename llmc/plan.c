@@ -160,6 +160,8 @@ void plan_precision_tag(Model *m, const Config *c, char *buffer, int size) {
         snprintf(buffer, size, "%s%s(%s)", recipe->name,
                  recipe_is_quantized(recipe) ? "" : "+rules", backend_run_name(m));
     }
+    size_t at = strlen(buffer);
+    if (m->phase > 0) snprintf(buffer + at, (size_t)size - at, "/phase%d", m->phase);
 }
 
 /* --- memory --- */

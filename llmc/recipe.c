@@ -325,6 +325,8 @@ const char *rule_keys(void) {
     return keys;
 }
 
+enum { BACKWARD_GEMMS = 1u << GEMM_DGRAD | 1u << GEMM_WGRAD };
+
 static const char *rule_set_gemm(Rule *rule, const char *value) {
     if (strcmp(value, "*") == 0) {
         rule->gemms = (1u << NUM_GEMMS) - 1;
@@ -336,8 +338,12 @@ static const char *rule_set_gemm(Rule *rule, const char *value) {
             return NULL;
         }
     }
-    snprintf(message, sizeof(message), "\"%s\" is not a GEMM; legal: fprop, dgrad, wgrad, *",
-             value);
+    if (strcmp(value, "backward") == 0) {
+        rule->gemms = BACKWARD_GEMMS;
+        return NULL;
+    }
+    snprintf(message, sizeof(message),
+             "\"%s\" is not a GEMM; legal: fprop, dgrad, wgrad, backward, *", value);
     return message;
 }
 
@@ -417,7 +423,7 @@ static const struct {
     const char *key, *help;
 } rule_heads[] = {
     {"layers", "the linears whose names match"},
-    {"gemm", "that GEMM of these, * for all"},
+    {"gemm", "that GEMM of these, backward for dgrad and wgrad, * for all"},
     {"operand", "that operand of it, * for both"},
     {"recipe", "takes over the recipe's cells, before the fields below"},
 };
@@ -439,6 +445,7 @@ const char *rule_help(const char *key) {
 }
 
 static const char *gemms_text(unsigned gemms) {
+    if (gemms == BACKWARD_GEMMS) return "backward";
     for (int g = 0; g < NUM_GEMMS; g++) {
         if (gemms == 1u << g) return gemm_names[g];
     }
@@ -544,11 +551,22 @@ static void rule_apply(const Rule *rule, LinearPlan *plan) {
     }
 }
 
+/* What would be taken over from an operand of fprop that is not quantised is made of the tensor: the
+   same codes as if fprop had made them. */
+static void make_from_tensors(LinearPlan *plan) {
+    for (int g = GEMM_DGRAD; g <= GEMM_WGRAD; g++) {
+        Operand *o = &plan->cell[g][SIDE_B];
+        const Operand *fprop = &plan->cell[GEMM_FPROP][g == GEMM_DGRAD ? SIDE_B : SIDE_A];
+        if (operand_is_quantized(o) && !operand_is_quantized(fprop)) o->source = SOURCE_TENSOR;
+    }
+}
+
 LinearPlan recipe_resolve(const Recipe *base, const Rule *rules, int num_rules,
                           const char *linear_name) {
     LinearPlan plan = base->plan;
     for (int i = 0; i < num_rules; i++) {
         if (rule_matches(&rules[i], linear_name)) rule_apply(&rules[i], &plan);
     }
+    make_from_tensors(&plan);
     return plan;
 }

@@ -168,6 +168,7 @@ const char *rule_key(int i);
 const char *rule_help(const char *key);
 const char *rule_get(const Rule *rule, const char *key);
 
+/* A source that is an operand of fprop becomes the tensor where fprop's is not quantised. */
 LinearPlan recipe_resolve(const Recipe *base, const Rule *rules, int num_rules,
                           const char *linear_name);
 /* NULL, or why this plan cannot be run for a linear of these sizes (static buffer): block and

@@ -34,8 +34,8 @@ char *resume_find(const Config *c, int training) {
     "model precision.recipe precision.keep_bf16 precision.rules batch.seq_len data.train "         \
     "data.shuffle seed"
 #define CURVE_KEYS                                                                                 \
-    "precision.backend precision.gemm precision.stochastic batch.micro batch.total_tokens train "  \
-    "optim sched guard"
+    "precision.schedule precision.backend precision.gemm precision.stochastic batch.micro "          \
+    "batch.total_tokens train optim sched guard"
 
 void resume_compare(const Config *c, const char *path, int training) {
     int named = strcmp(c->ckpt.resume, "auto") != 0 && strcmp(c->ckpt.resume, "never") != 0;

@@ -1,6 +1,7 @@
 /* run -- the parts of a run, opened and closed; see run.h. What it says at its start is in
    run_start.c. */
 #include "run.h"
+#include "run_phases.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -79,6 +80,7 @@ void run_plan(Run *r) {
     Schedule schedule = {c->sched.type,       c->optim.lr,         c->sched.warmup_steps,
                          c->sched.decay_frac, c->sched.final_frac, r->steps};
     r->schedule = schedule;
+    run_phases_resolve(r);
     r->guard = guard_make(c->guard.skip_loss_z, c->guard.skip_grad_z);
 }
 
@@ -101,6 +103,7 @@ void run_close(Run *r) {
     free(r->targets);
     free(r->staging);
     free(r->config_json);
+    free(r->phase_starts);
     free(r->rates);
     if (r->comm != r->host) r->comm->close(r->comm);
     r->device->close(r->device);

@@ -43,6 +43,7 @@ typedef struct {
     Tokenizer *tokenizer;      // likewise, without data.tokenizer
     Evaluation evaluation;     // of val
     Schedule schedule;
+    int64_t *phase_starts;     // first step of each entry of precision.schedule (run_phases.h)
     Guard guard;
     Metrics *metrics;
     Telemetry *telemetry;      // of training; NULL without log.telemetry_every

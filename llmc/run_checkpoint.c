@@ -7,8 +7,13 @@
 #include "checkpoint.h"
 #include "common.h"
 #include "resume.h"
+#include "run_phases.h"
 
-enum { NUM_RUN_FIELDS = 2 };
+enum { NUM_RUN_FIELDS = 3, PHASE_VALUES = 2 };
+
+/* Of a run with a schedule: the phase, and where "sqrt3" came, the step of that. */
+static double phase_values[PHASE_VALUES];
+static int num_phase_values;
 
 /* `fields` lives as long as the result. */
 static CheckpointState checkpoint_state(Run *r, CheckpointField fields[NUM_RUN_FIELDS]) {
@@ -19,6 +24,9 @@ static CheckpointState checkpoint_state(Run *r, CheckpointField fields[NUM_RUN_F
                             GUARD_WINDOW};
     fields[0] = loss;
     fields[1] = norm;
+    CheckpointField phase = {"schedule", FIELD_REALS, phase_values, &num_phase_values,
+                             PHASE_VALUES};
+    fields[2] = phase;
     CheckpointState s;
     memset(&s, 0, sizeof(s));
     s.step = r->step;
@@ -26,10 +34,35 @@ static CheckpointState checkpoint_state(Run *r, CheckpointField fields[NUM_RUN_F
     s.tokens = r->tokens;
     s.seed = r->config.seed;
     s.fields = fields;
-    s.num_fields = NUM_RUN_FIELDS;
+    s.num_fields = r->config.precision.schedule.count > 0 ? NUM_RUN_FIELDS : NUM_RUN_FIELDS - 1;
     s.kept = r->model.kept;
     s.num_kept = r->model.num_kept;
     return s;
+}
+
+static int has_sqrt3(const Run *r) {
+    const ScheduleList *list = &r->config.precision.schedule;
+    return list->count > 0 && list->items[list->count - 1].kind == MOMENT_SQRT3;
+}
+
+static void note_phase(const Run *r) {
+    int last = r->config.precision.schedule.count - 1;
+    num_phase_values = 1;
+    phase_values[0] = r->model.phase;
+    if (!has_sqrt3(r) || run_phases_wait(r)) return;
+    phase_values[num_phase_values++] = (double)r->phase_starts[last];
+}
+
+/* The phase follows from the step where the run's length is known, that is in training. */
+static void resume_phase(Run *r, int training) {
+    int last = r->config.precision.schedule.count - 1;
+    if (last < 0 || num_phase_values == 0) return;
+    if (!training) {
+        model_set_phase(&r->model, (int)phase_values[0]);
+        return;
+    }
+    if (has_sqrt3(r) && num_phase_values > 1) r->phase_starts[last] = (int64_t)phase_values[1];
+    run_phases_enter(r);
 }
 
 void run_save(Run *r) {
@@ -37,6 +70,7 @@ void run_save(Run *r) {
     if (r->host->rank == 0) {
         CheckpointField fields[NUM_RUN_FIELDS];
         CheckpointState s = checkpoint_state(r, fields);
+        note_phase(r);
         s.config = r->config_json;
         char *algorithms = r->ops->gemm_choices_save(r->device);
         s.gemm_algorithms = algorithms;
@@ -77,6 +111,7 @@ void run_load(Run *r, const char *path, int training) {
     r->step = s.step;
     r->position = s.position;
     r->tokens = s.tokens;
+    resume_phase(r, training);
     free(s.config);
     log_line("loaded      %s: step %lld, sequence %lld", path, (long long)r->step,
              (long long)r->position);

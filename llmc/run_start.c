@@ -7,6 +7,7 @@
 #include "gemm_cache.h"
 #include "plan.h"
 #include "run.h"
+#include "run_phases.h"
 #include "selftest_start.h"
 #include "version.h"
 
@@ -57,7 +58,13 @@ void run_fit(Run *r, int training) {
 
 void run_settle_gemms(Run *r, const char *checkpoint) {
     char *algorithms = checkpoint ? checkpoint_gemm_algorithms(checkpoint) : NULL;
-    r->rates = gemm_cache_prepare(&r->model, micro_batch_tokens(&r->config), r->host, algorithms);
+    // Of later phases the algorithms; rates are shown of the first.
+    for (int phase = r->model.num_phases - 1; phase >= 0; phase--) {
+        model_set_phase(&r->model, phase);
+        free(r->rates);
+        r->rates =
+            gemm_cache_prepare(&r->model, micro_batch_tokens(&r->config), r->host, algorithms);
+    }
     free(algorithms);
 }
 
@@ -84,7 +91,9 @@ void run_print_plan(Run *r) {
                  (double)r->steps * (double)r->step_tokens);
     }
     log_line("validation  %s", validation);
-    log_line("precision   %s: %s%s", r->precision_tag, precision, memory);
+    char *phases = r->phase_starts ? run_phases_text(r) : xstrdup("");
+    log_line("precision   %s: %s%s%s", r->precision_tag, precision, phases, memory);
+    free(phases);
     free(precision);
     free(memory);
 }
