@@ -113,6 +113,16 @@ CASE(kill_9_with_random_weights) {
     kills_and_resumes("random_w", rule, 30, kills);
 }
 
+/* Switches at steps 20 and 60, with the learning rate reset at the second. */
+CASE(kill_9_around_phases) {
+    static const int kills[] = {18, 23, 66, 0};
+    kills_and_resumes("phases",
+                      "precision.recipe=nvfp4 precision.keep_bf16.last=0 precision.schedule="
+                      "[{\"at\":20,\"gemm\":\"fprop\",\"recipe\":\"bf16\"},{\"at\":0.75,\"gemm\":"
+                      "\"backward\",\"recipe\":\"mxfp8\",\"lr\":{\"warmup_steps\":4}}]",
+                      80, kills);
+}
+
 CASE(kill_9_in_file_order) {
     static const int kills[] = {17, 0};
     kills_and_resumes("order", "data.shuffle=false ckpt.keep=0", 80, kills);
