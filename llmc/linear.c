@@ -159,6 +159,8 @@ static Tensor buffer(Arena *a, size_t bytes) {
 }
 
 void linear_place_weights(const Engine *e, Linear *l, Arena *a) {
+    Tensor none = {0};   // another phase's place is not this one's
+    l->w_buffers[1] = l->w_mask = none;
     l->amax = arena_tensor(a, DT_F32, 1, NUM_GEMMS * NUM_SIDES);
     l->w_buffers[0] = buffer(a, made_bytes(e, l, GEMM_FPROP, SIDE_B, l->out, l->in));
     if (!linear_shares_weight(e, l))

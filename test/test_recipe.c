@@ -329,7 +329,7 @@ CASE(rules_refuse_what_they_do_not_know) {
          "tile, hadamard, signs, rounding, dither_bits, source, headroom, select, mask, "
          "arithmetic"},
         {"layers", "", "\"\" is not a layer pattern; legal: names, numbers"},
-        {"gemm", "bgrad", "\"bgrad\" is not a GEMM; legal: fprop, dgrad, wgrad, *"},
+        {"gemm", "bgrad", "\"bgrad\" is not a GEMM; legal: fprop, dgrad, wgrad, backward, *"},
         {"operand", "y", "\"y\" is not an operand; legal: x, w, dy, *"},
         {"recipe", "fp4",
          "\"fp4\" is not a recipe; legal: f32, bf16, nvfp4, fp8, fp8_delayed, "
@@ -440,7 +440,6 @@ static const Refusal refusals[] = {
     {"nvfp4", 64, 64, 64, SHARED "but its tile is another; change both alike (gemm \"*\", operand "
                           "\"w\"), or set precision.dgrad.w.source=tensor",
      {{"fprop", "w", "tile", "row"}}},
-    {"nvfp4", 64, 64, 64, SHARED "but its format is another", {{"fprop", "w", "format", "bf16"}}},
     {"nvfp4", 64, 64, 64, SHARED "but its hadamard is another", {{"dgrad", "w", "hadamard", "16"}}},
     {"nvfp4", 64, 64, 64, SHARED "but its rounding is another",
      {{"dgrad", "w", "rounding", "stochastic"}}},
@@ -508,7 +507,7 @@ static const Refusal refusals[] = {
      {{"fprop", "x", "source", "values"}}},
     {"quartet", 64, 64, 64, "dgrad.dy: source requantized is for dgrad.w and wgrad.x",
      {{"dgrad", "dy", "source", "requantized"}}},
-    {"quartet", 64, 64, 64, "dgrad.w: source requantized, but fprop.w is not quantised",
+    {"quartet", 64, 64, 64, "fprop.x: a mask needs blocks, and dgrad.w of source requantized",
      {{"fprop", "*", "hadamard", "0"}, {"fprop", "w", "format", "bf16"}}},
     {"nvfp4", 64, 64, 64, "wgrad.x: source values shares the values of fprop.x, but its hadamard is "
                           "another",
@@ -563,6 +562,9 @@ CASE(what_is_allowed) {
         {"nvfp4", 64, 64, 64, NULL, {{"dgrad", "w", "source", "tensor"},
                                      {"fprop", "w", "tile", "row"}}},
         {"nvfp4", 64, 64, 64, NULL, {{"fprop", "x", "format", "bf16"}}},
+        {"nvfp4", 64, 64, 64, NULL, {{"fprop", "w", "format", "bf16"}}},   // dgrad.w of the tensor
+        {"nvfp4", 64, 64, 64, NULL, {{"backward", "*", "format", "bf16"}}},
+        {"quartet", 64, 64, 64, NULL, {{"fprop", "*", "format", "bf16"}}},
         {"nvfp4", 64, 64, 64, NULL, {{"*", "w", "arithmetic", "1"}}},
         {"nvfp4", 64, 64, 64, NULL, {{"fprop", "x", "format", "e4m3"}}},   // emulated
         {"fp8", 32, 96, 32, NULL, {{0}}},

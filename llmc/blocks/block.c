@@ -58,6 +58,8 @@ void block_place(const Engine *e, Block *b, const BlockScratch *s, Arena *saved,
     const ModelConfig *m = b->model;
     int keeps_norm_out = block_keeps(b, KEPT_NORM_OUT);
     int keeps_core_out = block_keeps(b, KEPT_CORE_OUT);
+    Tensor none = {0};   // another phase's place is not this one's
+    b->norm_out = b->core_in = b->core_out = none;
     b->stats.mean = arena_tensor(saved, DT_F32, tokens, 1);
     b->stats.rstd = arena_tensor(saved, DT_F32, tokens, 1);
     if (keeps_norm_out && linear_keeps_input(&b->in))
