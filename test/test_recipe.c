@@ -30,81 +30,79 @@ static LinearPlan resolve(const char *recipe, int num_rules, const Rule *rules, 
 #define SR      " rht16/step sr8"
 #define LIBRARY "mxfp4 1x32 floor away"
 
+static const struct {
+    const char *recipe, *cells[NUM_GEMMS][NUM_SIDES];
+} recipe_cells[] = {
+    {"f32", {{"f32", "f32"}, {"f32", "f32"}, {"f32", "f32"}}},
+    {"bf16", {{"bf16", "bf16"}, {"bf16", "bf16"}, {"bf16", "bf16"}}},
+    // arXiv:2509.25149 section 4: rounding of dY alone is stochastic, the transform is wgrad's
+    {"nvfp4",
+     {{"nvfp4 1x16", "nvfp4 16x16"},
+      {"nvfp4 1x16 sr8", "nvfp4 16x16T"},
+      {"nvfp4 1x16 rht16 sr8", "nvfp4 1x16 rht16"}}},
+    // dev/NUMERICS.md 5d: current scaling, HYBRID
+    {"fp8", {{"e4m3", "e4m3"}, {"e5m2", "e4m3T"}, {"e5m2", "e4m3"}}},
+    {"fp8_delayed",
+     {{"e4m3 amax:delayed", "e4m3 amax:delayed"},
+      {"e5m2 amax:delayed", "e4m3T amax:delayed"},
+      {"e5m2 amax:delayed", "e4m3 amax:delayed"}}},
+    {"fp8_block",
+     {{"e4m3_block 1x128", "e4m3_block 128x128"},
+      {"e4m3_block 1x128", "e4m3_block 128x128T"},
+      {"e4m3_block 1x128", "e4m3_block 1x128"}}},
+    {"mxfp8",
+     {{"mxfp8 1x32", "mxfp8 1x32"}, {"mxfp8 1x32", "mxfp8 1x32"}, {"mxfp8 1x32", "mxfp8 1x32"}}},
+    {"mxfp4",
+     {{"mxfp4 1x32", "mxfp4 32x32"},
+      {"mxfp4 1x32 sr8", "mxfp4 32x32T"},
+      {"mxfp4 1x32 rht32 sr8", "mxfp4 1x32 rht32"}}},
+    // dev/NUMERICS.md 5b: no tiles, no transform; wgrad's x is stochastic too
+    {"fp4_all_the_way",
+     {{"nvfp4 1x16", "nvfp4 1x16"},
+      {"nvfp4 1x16 sr8", "nvfp4 1x16"},
+      {"nvfp4 1x16 sr8", "nvfp4 1x16 sr8"}}},
+    {"fp4_all_the_way_encode",
+     {{"nvfp4 1x16 encode top240", "nvfp4 1x16 encode top240"},
+      {"nvfp4 1x16 encode sr8 top240", "nvfp4 1x16 encode top240"},
+      {"nvfp4 1x16 encode sr8 top240", "nvfp4 1x16 encode sr8 top240"}}},
+    // dev/NUMERICS.md 5e, 5g: backward quantises forward's values again
+    {"quartet",
+     {{"mxfp4 1x32 quest ht32 mask", "mxfp4 1x32 quest ht32 mask"},
+      {"mxfp4 1x32 floor rht32/step sr8 headroom", "mxfp4 1x32Q floor rht32/step sr8 headroom"},
+      {"mxfp4 1x32 floor rht32/step sr8 headroom", "mxfp4 1x32Q floor rht32/step sr8 headroom"}}},
+    {"quartet2",
+     {{"nvfp4 1x16 4/6:mse top256 v1", "nvfp4 1x16 4/6:mse top256 v1"},
+      {"nvfp4 1x16 rht128/step eden top256", "nvfp4 1x16Q rht128/step eden top256"},
+      {"nvfp4 1x16 rht128/step eden top256", "nvfp4 1x16Q rht128/step eden top256"}}},
+    {"four_over_six",
+     {{"nvfp4 1x16 4/6:mse top256 v1", "nvfp4 16x16 4/6:mse top256 v1"},
+      {"nvfp4 1x16 sr8 4/6:mse top256 v1", "nvfp4 16x16T 4/6:mse top256 v1"},
+      {"nvfp4 1x16 rht16 sr8 4/6:mse top256 v1", "nvfp4 1x16 rht16 4/6:mse top256 v1"}}},
+    {"tetrajet2", {{OUTER, OUTER}, {OUTER SR, OUTER_Q SR}, {OUTER SR, OUTER_Q SR}}},
+    {"ufp4",
+     {{"int4 1x16 rht16", "int4 1x16 rht16"},
+      {"int4 1x16 rht16 sr8", "int4 1x16 rht16"},
+      {"int4 1x16 rht16 sr8", "int4 1x16 rht16"}}},
+    {"ue5m3",
+     {{"ue5m3 1x16 amax:held", "ue5m3 16x16 amax:held"},
+      {"ue5m3 1x16 amax:held sr8", "ue5m3 16x16T amax:held"},
+      {"ue5m3 1x16 amax:held sr8", "ue5m3 1x16 amax:held"}}},
+    {"mx_library", {{LIBRARY, LIBRARY}, {LIBRARY, LIBRARY}, {LIBRARY, LIBRARY}}},
+};
+
 CASE(cells_of_the_recipes) {
-    static const struct {
-        const char *recipe, *cells[NUM_GEMMS][NUM_SIDES];
-    } want[] = {
-        {"f32", {{"f32", "f32"}, {"f32", "f32"}, {"f32", "f32"}}},
-        {"bf16", {{"bf16", "bf16"}, {"bf16", "bf16"}, {"bf16", "bf16"}}},
-        // arXiv:2509.25149 section 4: rounding of dY alone is stochastic, the transform is wgrad's
-        {"nvfp4",
-         {{"nvfp4 1x16", "nvfp4 16x16"},
-          {"nvfp4 1x16 sr8", "nvfp4 16x16T"},
-          {"nvfp4 1x16 rht16 sr8", "nvfp4 1x16 rht16"}}},
-        // dev/NUMERICS.md 5d: current scaling, HYBRID
-        {"fp8", {{"e4m3", "e4m3"}, {"e5m2", "e4m3T"}, {"e5m2", "e4m3"}}},
-        {"fp8_delayed",
-         {{"e4m3 amax:delayed", "e4m3 amax:delayed"},
-          {"e5m2 amax:delayed", "e4m3T amax:delayed"},
-          {"e5m2 amax:delayed", "e4m3 amax:delayed"}}},
-        {"fp8_block",
-         {{"e4m3_block 1x128", "e4m3_block 128x128"},
-          {"e4m3_block 1x128", "e4m3_block 128x128T"},
-          {"e4m3_block 1x128", "e4m3_block 1x128"}}},
-        {"mxfp8",
-         {{"mxfp8 1x32", "mxfp8 1x32"},
-          {"mxfp8 1x32", "mxfp8 1x32"},
-          {"mxfp8 1x32", "mxfp8 1x32"}}},
-        {"mxfp4",
-         {{"mxfp4 1x32", "mxfp4 32x32"},
-          {"mxfp4 1x32 sr8", "mxfp4 32x32T"},
-          {"mxfp4 1x32 rht32 sr8", "mxfp4 1x32 rht32"}}},
-        // dev/NUMERICS.md 5b: no tiles, no transform; wgrad's x is stochastic too
-        {"fp4_all_the_way",
-         {{"nvfp4 1x16", "nvfp4 1x16"},
-          {"nvfp4 1x16 sr8", "nvfp4 1x16"},
-          {"nvfp4 1x16 sr8", "nvfp4 1x16 sr8"}}},
-        {"fp4_all_the_way_encode",
-         {{"nvfp4 1x16 encode top240", "nvfp4 1x16 encode top240"},
-          {"nvfp4 1x16 encode sr8 top240", "nvfp4 1x16 encode top240"},
-          {"nvfp4 1x16 encode sr8 top240", "nvfp4 1x16 encode sr8 top240"}}},
-        // dev/NUMERICS.md 5e, 5g: backward quantises forward's values again
-        {"quartet",
-         {{"mxfp4 1x32 quest ht32 mask", "mxfp4 1x32 quest ht32 mask"},
-          {"mxfp4 1x32 floor rht32/step sr8 headroom", "mxfp4 1x32Q floor rht32/step sr8 headroom"},
-          {"mxfp4 1x32 floor rht32/step sr8 headroom",
-           "mxfp4 1x32Q floor rht32/step sr8 headroom"}}},
-        {"quartet2",
-         {{"nvfp4 1x16 4/6:mse top256 v1", "nvfp4 1x16 4/6:mse top256 v1"},
-          {"nvfp4 1x16 rht128/step eden top256", "nvfp4 1x16Q rht128/step eden top256"},
-          {"nvfp4 1x16 rht128/step eden top256", "nvfp4 1x16Q rht128/step eden top256"}}},
-        {"four_over_six",
-         {{"nvfp4 1x16 4/6:mse top256 v1", "nvfp4 16x16 4/6:mse top256 v1"},
-          {"nvfp4 1x16 sr8 4/6:mse top256 v1", "nvfp4 16x16T 4/6:mse top256 v1"},
-          {"nvfp4 1x16 rht16 sr8 4/6:mse top256 v1", "nvfp4 1x16 rht16 4/6:mse top256 v1"}}},
-        {"tetrajet2", {{OUTER, OUTER}, {OUTER SR, OUTER_Q SR}, {OUTER SR, OUTER_Q SR}}},
-        {"ufp4",
-         {{"int4 1x16 rht16", "int4 1x16 rht16"},
-          {"int4 1x16 rht16 sr8", "int4 1x16 rht16"},
-          {"int4 1x16 rht16 sr8", "int4 1x16 rht16"}}},
-        {"ue5m3",
-         {{"ue5m3 1x16 amax:held", "ue5m3 16x16 amax:held"},
-          {"ue5m3 1x16 amax:held sr8", "ue5m3 16x16T amax:held"},
-          {"ue5m3 1x16 amax:held sr8", "ue5m3 1x16 amax:held"}}},
-        {"mx_library", {{LIBRARY, LIBRARY}, {LIBRARY, LIBRARY}, {LIBRARY, LIBRARY}}},
-    };
-    EXPECT_EQ_I64(num_recipes, ARRAY_LEN(want));
-    for (int i = 0; i < ARRAY_LEN(want); i++) {
-        const Recipe *recipe = recipe_find(want[i].recipe);
-        REQUIRE(recipe != NULL, "%s", want[i].recipe);
+    EXPECT_EQ_I64(num_recipes, ARRAY_LEN(recipe_cells));
+    for (int i = 0; i < ARRAY_LEN(recipe_cells); i++) {
+        const Recipe *recipe = recipe_find(recipe_cells[i].recipe);
+        REQUIRE(recipe != NULL, "%s", recipe_cells[i].recipe);
         const char *error = recipe_error(&recipe->plan, 128, 384, 256);
-        EXPECT(error == NULL, "%s: %s", want[i].recipe, error);
+        EXPECT(error == NULL, "%s: %s", recipe_cells[i].recipe, error);
         for (int g = 0; g < NUM_GEMMS; g++) {
             for (int s = 0; s < NUM_SIDES; s++) {
                 char text[64];
                 operand_describe(&recipe->plan.cell[g][s], text, sizeof(text));
-                EXPECT(strcmp(text, want[i].cells[g][s]) == 0, "%s %s.%s: %s", want[i].recipe,
-                       gemm_names[g], operand_names[g][s], text);
+                EXPECT(strcmp(text, recipe_cells[i].cells[g][s]) == 0, "%s %s.%s: %s",
+                       recipe_cells[i].recipe, gemm_names[g], operand_names[g][s], text);
             }
         }
     }
@@ -457,12 +455,13 @@ static const Refusal refusals[] = {
      {{"fprop", "w", "format", "f32"}}},
     {"fp8", 64, 64, 64, "wgrad.x: " TRANSPOSED, {{"wgrad", "x", "source", "transposed"}}},
     // one row each of what a cell may not be
-    {"mxfp4", 64, 64, 64, "fprop.x: floor, ceil, even and quest are the rules of scale e8m0, and it "
-                          "has no other; here precision.fprop.x.scale_rule is nearest",
+    {"mxfp4", 64, 64, 64, "fprop.x: floor, ceil, even and quest are the rules of scale e8m0, and "
+                          "it has no other; here precision.fprop.x.scale_rule is nearest",
      {{"fprop", "x", "scale_rule", "nearest"}}},
     {"nvfp4", 64, 64, 64, "here precision.fprop.x.scale_rule is even",
      {{"fprop", "x", "scale_rule", "even"}}},
-    {"mxfp4", 64, 64, 64, "fprop.w: quest is for rows of e2m1", {{"*", "w", "scale_rule", "quest"}}},
+    {"mxfp4", 64, 64, 64, "fprop.w: quest is for rows of e2m1",
+     {{"*", "w", "scale_rule", "quest"}}},
     {"mxfp8", 64, 64, 64, "fprop.x: quest is for rows of e2m1",
      {{"fprop", "x", "scale_rule", "quest"}}},
     {"nvfp4", 64, 64, 64, "fprop.w: encode is for rows, with a tensor scale (amax)",
@@ -473,14 +472,15 @@ static const Refusal refusals[] = {
      {{"fprop", "x", "amax", "current"}}},
     {"ufp4", 64, 64, 64, "a tensor scale is for scales without range enough",
      {{"fprop", "x", "amax", "held"}}},
-    {"tetrajet2", 128, 128, 128, "and not under outer scales; here precision.fprop.x.amax is delayed",
+    {"tetrajet2", 128, 128, 128, "and not under outer scales; here precision.fprop.x.amax is "
+                                "delayed",
      {{"fprop", "x", "amax", "delayed"}}},
     {"ufp4", 64, 64, 64, "outer scales are for rows of nearest block scales that are not f32",
      {{"fprop", "x", "outer", "128"}}},
     {"mxfp4", 64, 64, 64, "outer scales are for rows of nearest block scales",
      {{"fprop", "x", "outer", "128"}}},
-    {"four_over_six", 64, 64, 64, "four-over-six chooses between scales of NVFP4 with top_scale 256 "
-                                  "and no headroom; here precision.fprop.x.select is mse",
+    {"four_over_six", 64, 64, 64, "four-over-six chooses between scales of NVFP4 with top_scale "
+                                  "256 and no headroom; here precision.fprop.x.select is mse",
      {{"fprop", "x", "headroom", "1"}}},
     {"four_over_six", 64, 64, 64, "four-over-six chooses", {{"fprop", "x", "top_scale", "448"}}},
     {"mxfp4", 64, 64, 64, "four-over-six chooses", {{"dgrad", "dy", "select", "mae"}}},
@@ -509,8 +509,8 @@ static const Refusal refusals[] = {
      {{"dgrad", "dy", "source", "requantized"}}},
     {"quartet", 64, 64, 64, "fprop.x: a mask needs blocks, and dgrad.w of source requantized",
      {{"fprop", "*", "hadamard", "0"}, {"fprop", "w", "format", "bf16"}}},
-    {"nvfp4", 64, 64, 64, "wgrad.x: source values shares the values of fprop.x, but its hadamard is "
-                          "another",
+    {"nvfp4", 64, 64, 64, "wgrad.x: source values shares the values of fprop.x, but its hadamard "
+                          "is another",
      {{"wgrad", "x", "source", "values"}, {"wgrad", "dy", "hadamard", "0"}}},
     {"nvfp4", 64, 64, 64, "wgrad.x: a mask is for fprop; set precision.wgrad.x.mask=0",
      {{"wgrad", "x", "mask", "1"}}},
@@ -521,11 +521,12 @@ static const Refusal refusals[] = {
                             "values",
      {{"wgrad", "x", "source", "tensor"}}},
     // whole transforms
-    {"nvfp4", 64, 64, 64, "in-features is 64, but a quantised linear's in-features must be a multiple "
-                          "of 128; nearest: 128",
-     {{"*", "w", "source", "tensor"}, {"*", "w", "tile", "row"}, {"fprop", "*", "hadamard", "128"}}},
-    {"quartet2", 128, 192, 128, "out-features is 192, but a quantised linear's out-features must be "
-                                "a multiple of 128; nearest: 128 or 256", {{0}}},
+    {"nvfp4", 64, 64, 64, "in-features is 64, but a quantised linear's in-features must be a "
+                          "multiple of 128; nearest: 128",
+     {{"*", "w", "source", "tensor"}, {"*", "w", "tile", "row"},
+      {"fprop", "*", "hadamard", "128"}}},
+    {"quartet2", 128, 192, 128, "out-features is 192, but a quantised linear's out-features must "
+                                "be a multiple of 128; nearest: 128 or 256", {{0}}},
     {"quartet2", 128, 128, 96, "batch.micro x batch.seq_len is 96, but tokens per micro-step must "
                                "be a multiple of 128; nearest: 128", {{0}}},
 };
