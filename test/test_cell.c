@@ -373,6 +373,12 @@ CASE(worked_vector_16_outer_scales) {
     EXPECT(cell_scale(&cell, cell_tensor(&cell, 0), 1e-9f, 35, 0).scale == 0x1p-9f, "the least");
     CellScale zero = cell_scale(&cell, cell_tensor(&cell, 0), 0, 0, 0);
     EXPECT(zero.outer == 1 && zero.scale == 0x1p-9f, "zeros");
+    for (uint64_t i = 0; i < 1000; i++) {   // in this order: two divisions
+        float most = fabsf(fill_value(FILL_NORMAL, i, 8)), outer = most / 448 / 6;
+        s = cell_scale(&cell, cell_tensor(&cell, 0), most / 3, most, 0);
+        EXPECT_HEX(s.outer, bits_from_f32(outer), "maximum %g", most);
+        EXPECT(s.scale == minifloat_nearest(cell.scale, most / 3 / outer / 6), "maximum %g", most);
+    }
 }
 
 CASE(worked_vector_17_encode_multiplier) {
@@ -393,6 +399,12 @@ CASE(worked_vector_17_encode_multiplier) {
         EXPECT_NEAR(cell_quotient(&cell, t, s, 1.9f), rows[i].y, 5e-4, "top %d", rows[i].top);
         EXPECT(cell_value(&cell, s, 5) == 5 / s.scale, "a value is divided");
         EXPECT(cell_scale(&cell, t, 0, 0, 0).scale == 1, "of zeros");
+        EXPECT(cell_scale(&cell, t, 4000, 0, 0).scale == 1, "of what is far above a held maximum");
+        s = cell_scale(&cell, t, .4f, 0, 0);
+        for (uint64_t e = 0; e < 1000; e++) {   // in this order
+            float v = fill_value(FILL_NORMAL, e, 9), y = v / t.unit;
+            EXPECT_HEX(cell_quotient(&cell, t, s, v), bits_from_f32(y * s.scale), "%g", v);
+        }
     }
 }
 

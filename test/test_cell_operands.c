@@ -239,6 +239,66 @@ CASE(sources_are_decoded_first) {
     }
 }
 
+/* The factor is the maximum times the rounded 1 / div, its product with a value rounds once. */
+CASE(sources_round_as_they_say) {
+    enum { COUNT = 1 << 20 };
+    Tensor x = setup_tensor(DT_F32, 1, COUNT, FILL_NORMAL, 8);
+    float *loaded = (float *)xmalloc(COUNT * sizeof(float)), amax = 1.7f, div = 1554.4592f;
+    Quantizer q = {.source_amax = &amax, .source_div = div};
+    float mult = amax * (1 / div);
+    EXPECT(mult != amax / div, "this maximum does not tell a division");
+    quantize_load(loaded, &q, x, 0, 1, COUNT);
+    int different = 0;
+    for (int i = 0; i < COUNT; i++)
+        different += loaded[i] != bf16_to_f32(bf16_from_f32(((float *)x.data)[i] * mult));
+    EXPECT(different == 0, "%d values differ", different);
+    free(loaded), free(x.data);
+}
+
+/* What shares a scale: its maximum, found here, says all values. */
+CASE(rows_tiles_and_outer_blocks_share_their_maximum) {
+    Tensor x = setup_tensor(DT_F32, 256, 256, FILL_WIDE, 9);
+    const float *v = (const float *)x.data;
+    for (int i = 0; i < 10; i++) {
+        Operand how = mxfp4_rows();
+        how.block = 8 << i / 2;
+        how.tile = i % 2 ? TILE_SQUARE : TILE_ROW;
+        int height = i % 2 ? how.block : 1, different = 0;
+        Cell cell = cell_make(&how);
+        Setup s;
+        setup_make(&s, x, FORM_VALUES, how, how);
+        setup_run(&s);
+        for (int at = 0; at < 256 * 256; at++) {
+            float most = 0;
+            int first_row = at / 256 / height * height, first = at % 256 / how.block * how.block;
+            for (int e = 0; e < height * how.block; e++)
+                most = fmaxf(most,
+                             fabsf(v[(first_row + e / how.block) * 256 + first + e % how.block]));
+            CellScale scale = cell_scale(&cell, cell_tensor(&cell, 0), most, 0, 0);
+            different += setup_value(&s.row, at) !=
+                         minifloat_nearest(cell.elem, v[at] / scale.scale) * scale.scale;
+        }
+        EXPECT(different == 0, "%s: %d values differ", describe(&how), different);
+        setup_free(&s);
+    }
+    Operand how = recipe_find("tetrajet2")->plan.cell[GEMM_FPROP][SIDE_A];
+    Cell cell = cell_make(&how);
+    Setup s;
+    setup_make(&s, x, FORM_VALUES, how, how);
+    setup_run(&s);
+    for (int at = 0; at < 256 * 256; at++) {
+        float most = 0, outer = 0;
+        for (int e = at / 128 * 128; e < at / 128 * 128 + 128; e++) {
+            outer = fmaxf(outer, fabsf(v[e]));
+            if (e / 16 == at / 16) most = fmaxf(most, fabsf(v[e]));
+        }
+        CellScale scale = cell_scale(&cell, cell_tensor(&cell, 0), most, outer, 0);
+        float q = minifloat_nearest(cell.elem, v[at] * scale.mult);
+        EXPECT(setup_value(&s.row, at) == q * scale.scale * scale.outer, "element %d", at);
+    }
+    setup_free(&s), free(x.data);
+}
+
 // --- what is stored ---
 
 CASE(f32_values_are_the_bf16_ones) {
