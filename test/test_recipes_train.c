@@ -6,6 +6,7 @@ the CPU. The loss falls by as much as it does in f32, or nearly, and nothing is 
 #include "config.h"
 #include "model.h"
 #include "optimizer.h"
+#include "plain.h"
 #include "test.h"
 
 /* Sizes that a transform of 128 fits along every contraction. */
@@ -116,6 +117,41 @@ CASE(recomputing_changes_no_bit_of_any_recipe) {
         }
         for (int k = 0; k < ARRAY_LEN(levels); k++) run_close(&runs[k]);
     }
+}
+
+/* Loss of one batch, forward alone, with these GEMMs plain; and of the batch with its gradient. */
+static float plain_loss(Run *r, unsigned gemms, int trains) {
+    int32_t inputs[B * T], targets[B * T];
+    Model *m = &r->model;
+    make_batch(0, inputs, targets);
+    m->engine.state->loss = 0;
+    PlainPeriod period = plain_begin(m, gemms);
+    (trains ? model_pass : model_evaluate)(m, inputs, targets, B, T, 1.0f / (B * T));
+    plain_end(m, &period);
+    return m->engine.state->loss;
+}
+
+/* In whatever dtype the recipe's own values are. */
+CASE(plain_gemms_of_any_recipe_are_those_of_bf16) {
+    const unsigned backward = 1u << GEMM_DGRAD | 1u << GEMM_WGRAD, all = backward | 1u;
+    Run bf16;
+    run_open(&bf16, "bf16", "none");
+    model_zero_gradients(&bf16.model);
+    float want = plain_loss(&bf16, 0, 1);
+    const Tensor gradient = bf16.model.params.grad;
+    for (int i = 0; i < num_recipes; i++) {
+        if (strcmp(recipes[i].name, "f32") == 0) continue;
+        Run r;
+        run_open(&r, recipes[i].name, "none");
+        EXPECT(plain_loss(&r, 1u << GEMM_FPROP, 0) == want, "%s: forward", recipes[i].name);
+        EXPECT(isfinite(plain_loss(&r, backward, 1)), "%s: backward", recipes[i].name);
+        model_zero_gradients(&r.model);
+        EXPECT(plain_loss(&r, all, 1) == want, "%s: both", recipes[i].name);
+        EXPECT_BITS(r.model.params.grad.data, gradient.data, tensor_bytes(gradient), "%s",
+                    recipes[i].name);
+        run_close(&r);
+    }
+    run_close(&bf16);
 }
 
 TEST_MAIN_END
