@@ -237,7 +237,8 @@ CASE(e2m1_times_e4m3_is_exact_in_bf16) {
 }
 
 CASE(dtype_sizes) {
-    static const size_t bytes_of_6[NUM_DTYPES] = {24, 12, 24, 6, 3, 6, 6};
+    static const size_t bytes_of_6[NUM_DTYPES] = {24, 12, 24, 6, 3, 6, 6,
+                                                 3,  6,  6,  6, 6, 6, 6};
     for (int t = 0; t < NUM_DTYPES; t++)
         EXPECT_EQ_I64(dtype_bytes((DType)t, 6), bytes_of_6[t], "%s", dtype_info[t].name);
     EXPECT_ABORTS("3 values of e2m1", dtype_bytes(DT_E2M1, 3));

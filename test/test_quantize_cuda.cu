@@ -191,6 +191,41 @@ CASE(hadamard_op) {
     }
 }
 
+/* Every size with all signs, forward along the columns, and back with and without a mask, in both
+   dtypes; the last warp has fewer elements than lanes. */
+CASE(hadamard_sizes_and_inverse) {
+    const int rows = 17, cols = 384;
+    StepState state;
+    memset(&state, 0, sizeof(state));
+    state.step = 3;
+    StepState *state_gpu = (StepState *)device_alloc(gpu, sizeof(state), "state");
+    gpu->upload(gpu, state_gpu, &state, sizeof(state));
+    Tensor bits = setup_tensor(DT_BF16, rows, cols / 16, FILL_NORMAL, 4);   // a byte of 8
+    void *mask_gpu = device_alloc(gpu, tensor_bytes(bits), "mask");
+    gpu->upload(gpu, mask_gpu, bits.data, tensor_bytes(bits));
+    for (int i = 0; i < 6 * 3 * 5; i++) {
+        Hadamard h = {4 << i % 6, (Signs)(i / 6 % 3), 77u << 4, 99, &state}, h_gpu = h;
+        h_gpu.state = state_gpu;
+        int kind = i / 18;   // forward; back in bf16, in f32, each without and with a mask
+        Tensor x = setup_tensor(kind > 2 ? DT_F32 : DT_BF16, rows, cols, FILL_NORMAL, (uint32_t)i);
+        Tensor on_gpu = tensor_view(device_alloc(gpu, tensor_bytes(x), "x"), x.dtype, rows, cols);
+        gpu->upload(gpu, on_gpu.data, x.data, tensor_bytes(x));
+        if (kind == 0) {
+            hadamard_cuda(gpu, on_gpu, on_gpu, 0, h_gpu);
+            hadamard_cpu(NULL, x, x, 0, h);
+        } else {
+            int masked = kind % 2 == 0;
+            hadamard_inverse_cuda(gpu, on_gpu, masked ? (const uint8_t *)mask_gpu : NULL, h_gpu);
+            hadamard_inverse_cpu(NULL, x, masked ? (const uint8_t *)bits.data : NULL, h);
+        }
+        char what[32];
+        snprintf(what, sizeof(what), "size %d, signs %d", h.size, (int)h.signs);
+        expect_equal(on_gpu.data, x.data, tensor_bytes(x), kind ? "inverse" : "transform", what);
+        gpu->free(gpu, on_gpu.data), free(x.data);
+    }
+    gpu->free(gpu, state_gpu), gpu->free(gpu, mask_gpu), free(bits.data);
+}
+
 CASE(arguments_the_gpu_refuses) {
     Tensor x = setup_tensor(DT_BF16, 32, 32, FILL_NORMAL, 3);
     Setup s;
