@@ -63,6 +63,7 @@ CASE(elements_and_scales_that_are_lost) {
     EXPECT_EQ_I64(c.zero_scales, 64 - 3);
     EXPECT_EQ_I64(c.underflowed, 16 + 2);
     EXPECT_EQ_I64(c.saturated, 1);
+    EXPECT_EQ_I64(c.zeros, 16 * 64 - 22);
     how.token_operand =
         1;   // blocks down the columns, each with one number or none
     c = counts_of(&how, x, 2688.0f);

@@ -253,6 +253,8 @@ static void add_counts(QuantizeCounts *sum, const QuantizeCounts *c) {
 #pragma omp atomic
     sum->elements += c->elements;
 #pragma omp atomic
+    sum->zeros += c->zeros;
+#pragma omp atomic
     sum->saturated += c->saturated;
 #pragma omp atomic
     sum->underflowed += c->underflowed;
@@ -269,6 +271,7 @@ static void count_line(const Job *job, const Lines *t, int r, const float y[SPAN
     float limit = job->cell.elem_max * QUANTIZE_SATURATED;
     for (int i = 0; i < t->columns; i++) {
         int is_zero = t->scale[i / block].scale == 0.0f;
+        c.zeros += t->v[r][i] == 0.0f;
         c.saturated += !is_zero && cell_magnitude(y[i]) > limit;
         c.underflowed += t->v[r][i] != 0.0f && (is_zero || q[i] == 0.0f);
         c.zero_scales += i % block == 0 && is_zero;

@@ -12,16 +12,18 @@
 static void count_fp8(QuantizeCounts *counts, const Quantizer *how, Tensor x, float amax) {
     Fp8Format format = fp8_format(how->how.elem);
     float scale = fp8_scale(format, amax);
-    int64_t saturated = 0, underflowed = 0;
-#pragma omp parallel for reduction(+ : saturated, underflowed)
+    int64_t zeros = 0, saturated = 0, underflowed = 0;
+#pragma omp parallel for reduction(+ : zeros, saturated, underflowed)
     for (int64_t i = 0; i < tensor_count(x); i++) {
         float v;
         quantize_load(&v, how, x, i, 1, 1);
         float y = v * scale;
+        zeros += v == 0.0f;
         saturated += fabsf(y) > format.max * QUANTIZE_SATURATED;
         underflowed += v != 0.0f && fp8_round(format, y) == 0.0f;
     }
     counts->elements += tensor_count(x);
+    counts->zeros += zeros;
     counts->saturated += saturated;
     counts->underflowed += underflowed;
 }

@@ -20,7 +20,8 @@ extern "C" {
 #endif
 
 typedef struct {
-    int64_t elements, saturated, underflowed;
+    int64_t elements, zeros;   // that are 0 as they come to be rounded
+    int64_t saturated, underflowed;
     int64_t blocks, zero_scales;
 } QuantizeCounts;
 
