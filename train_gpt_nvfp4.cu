@@ -172,14 +172,19 @@ static void validate(Run *r) {
     metrics_validation(r->metrics, &record);
 }
 
-/* On the first sequences of the data, whatever the step. */
+/* On the first sequences of the data, whatever the step. The phase that waits for the gradient's
+   noise begins with the step that is next, on all ranks at once. */
 static void look_closely(Run *r) {
     const Config *c = &r->config;
     dataloader_fill(r->train, 0, c->batch.micro, r->inputs, r->targets);
     TelemetryBatch batch = {r->inputs,        r->targets,
                             c->batch.micro,   c->batch.seq_len,
                             (float)(1.0 / (double)r->step_tokens), r->step};
-    telemetry_run(r->telemetry, &r->model, &batch, r->metrics);
+    float ratio = (float)telemetry_run(r->telemetry, &r->model, &batch, r->metrics);
+    if (r->host->size > 1) r->host->broadcast(r->host, &ratio, DT_F32, 1);
+    if (!run_phases_wait(r) || !(ratio < sqrtf(3.0f))) return;
+    run_phases_trigger(r);
+    run_phases_enter(r);
 }
 
 static void print_sample(Run *r, int index) {

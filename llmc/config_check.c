@@ -118,6 +118,13 @@ static void check_micro_batch(const Config *c) {
 }
 
 static void check_log(const Config *c) {
+    for (int i = 0; i < c->precision.schedule.count && !c->log.gradient_noise; i++) {
+        if (c->precision.schedule.items[i].kind != MOMENT_SQRT3) continue;
+        die(EXIT_CONFIG,
+            "config: precision.schedule[%d] waits for \"sqrt3\", which log.gradient_noise "
+            "measures; set it, and log.telemetry_every to the steps between measurements",
+            i);
+    }
     if (c->log.telemetry_every > 0) return;
     const char *key = c->log.gradient_noise        ? "log.gradient_noise"
                       : c->log.telemetry_layers[0] ? "log.telemetry_layers"

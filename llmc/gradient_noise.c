@@ -7,13 +7,22 @@
 
 #include "common.h"
 
+static int is_ever_quantized(Model *m, int id) {
+    Linear l = *model_linear(m, id);
+    for (int phase = 0; phase < m->num_phases; phase++) {
+        l.plan = m->plans[phase * model_num_linears(m) + id];
+        if (linear_quantized_gemms(&l) > 0) return 1;
+    }
+    return 0;
+}
+
 GradientNoise gradient_noise_open(Model *m) {
     GradientNoise n;
     memset(&n, 0, sizeof(n));
     n.ids = (int *)xmalloc((size_t)model_num_linears(m) * sizeof(int));
     n.ratio = (double *)xmalloc((size_t)model_num_linears(m) * sizeof(double));
     for (int id = 0; id < model_num_linears(m); id++) {
-        if (!m->quantized || linear_quantized_gemms(model_linear(m, id)) > 0) n.ids[n.count++] = id;
+        if (!m->quantized || is_ever_quantized(m, id)) n.ids[n.count++] = id;
     }
     return n;
 }

@@ -24,7 +24,7 @@ typedef struct {
     double *ratio;   // (count): r of each linear, from the last gradient_noise_measure
 } GradientNoise;
 
-/* All linears that are quantised; where none is, all. */
+/* All linears that some phase quantises; where none is, all. */
 GradientNoise gradient_noise_open(Model *m);
 void gradient_noise_place(GradientNoise *n, Model *m, Arena *a);
 void gradient_noise_close(GradientNoise *n);

@@ -12,7 +12,8 @@ the others'.
 
 #define SHAPE                                                                                      \
     "model.layers=1", "model.dim=64", "model.heads=2", "model.vocab=64", "batch.seq_len=32",       \
-        "batch.micro=2", "eval.micro=2", "precision.recipe=nvfp4", "precision.keep_bf16.last=0"
+        "batch.micro=2", "eval.micro=2", "precision.recipe=nvfp4", "precision.keep_bf16.last=0",   \
+        "log.telemetry_every=10", "log.gradient_noise=true"
 #define FORWARD_LATE "precision.schedule=[{\"at\":6,\"gemm\":\"fprop\",\"recipe\":\"bf16\"}]"
 
 static void parse(Config *c, const char *schedule) {

@@ -123,6 +123,15 @@ CASE(kill_9_around_phases) {
                       80, kills);
 }
 
+/* What is looked at between steps belongs to the step that follows. */
+CASE(kill_9_with_telemetry) {
+    static const int kills[] = {12, 0};
+    kills_and_resumes("telemetry",
+                      "precision.recipe=nvfp4 precision.keep_bf16.last=0 log.telemetry_every=3 "
+                      "log.gradient_noise=true eval.also_bf16=true",
+                      30, kills);
+}
+
 CASE(kill_9_in_file_order) {
     static const int kills[] = {17, 0};
     kills_and_resumes("order", "data.shuffle=false ckpt.keep=0", 80, kills);
