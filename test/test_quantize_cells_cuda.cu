@@ -181,7 +181,7 @@ template <class Pass> static double speed_of(Pass pass, double bytes) {
 
 /* Percent of a copy's speed. */
 static void print_cell_speed(Operand how, int token, double copy) {
-    const int64_t rows = 65536, cols = 768;
+    const int64_t rows = 16384, cols = 768;
     if (!operand_is_quantized(&how) || how.source == SOURCE_TRANSPOSED ||
         how.source == SOURCE_VALUES) {
         printf("         -");
@@ -214,7 +214,7 @@ CASE(speed) {
         },
         2.0 * (double)bytes);
     gpu->free(gpu, from), gpu->free(gpu, to);
-    printf("(65536, 768) into values: percent of a copy's %.0f GB/s, and of the amax pass\n%-24s"
+    printf("(16384, 768) into values: percent of a copy's %.0f GB/s, and of the amax pass\n%-24s"
            "%10s%10s%10s%10s%10s%10s\n",
            copy, "", "fprop x", "fprop w", "dgrad dy", "dgrad w", "wgrad dy", "wgrad x");
     for (int r = 0; r < num_recipes; r++) {
