@@ -72,6 +72,10 @@ extern const char *const gemm_kernel_names[NUM_GEMM_KERNELS];
 typedef enum { STOCHASTIC_SOFTWARE, STOCHASTIC_HARDWARE, NUM_STOCHASTICS } StochasticKind;
 extern const char *const stochastic_names[NUM_STOCHASTICS];
 
+// scales of the rows that the MLP's last linear multiplies
+typedef enum { SMOOTH_NONE, SMOOTH_TOKEN, NUM_SMOOTHINGS } Smoothing;
+extern const char *const smoothing_names[NUM_SMOOTHINGS];
+
 // what backward works out again, in rising order: each level also what the ones before it do
 typedef enum { RECOMPUTE_NONE, RECOMPUTE_ACTIVATION, RECOMPUTE_NORM, RECOMPUTE_BLOCK,
               NUM_RECOMPUTES } RecomputeLevel;
@@ -103,6 +107,7 @@ typedef struct {
         BackendKind backend;
         GemmKernel gemm;
         StochasticKind stochastic;
+        Smoothing smooth_swiglu;
     } precision;
     DeviceChoice device;
     int threads;                      // CPU threads, 0: all

@@ -84,6 +84,12 @@ static void check_precision(const Config *c) {
     if (recipe_is_f32 && c->device == DEVICE_CHOICE_CUDA) {
         die(EXIT_CONFIG, "config: precision.recipe f32 runs on the CPU only; set device=cpu");
     }
+    if (c->precision.smooth_swiglu != SMOOTH_NONE && c->model.act != ACT_SWIGLU) {
+        die(EXIT_CONFIG,
+            "config: precision.smooth_swiglu is %s, but model.act is %s; legal: none, or set "
+            "model.act=swiglu",
+            smoothing_names[c->precision.smooth_swiglu], act_info[c->model.act].name);
+    }
     int last = c->precision.keep_last > 0 ? c->precision.keep_last : 0;
     if (c->precision.keep_first + last > c->model.layers) {
         die(EXIT_CONFIG,

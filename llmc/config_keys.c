@@ -11,6 +11,7 @@ const char *const pos_names[NUM_POSITIONS] = {"learned", "rope", "none"};
 const char *const backend_names[NUM_BACKENDS] = {"auto", "native", "emulate"};
 const char *const gemm_kernel_names[NUM_GEMM_KERNELS] = {"cublaslt", "mma"};
 const char *const stochastic_names[NUM_STOCHASTICS] = {"software", "hardware"};
+const char *const smoothing_names[NUM_SMOOTHINGS] = {"none", "token"};
 const char *const recompute_names[NUM_RECOMPUTES] = {"none", "activation", "norm", "block"};
 const char *const nan_names[NUM_NAN_POLICIES] = {"stop", "skip"};
 const char *const device_choice_names[NUM_DEVICE_CHOICES] = {"auto", "cpu", "cuda"};
@@ -139,6 +140,9 @@ const ConfigKey config_keys[] = {
     {KEY(ENUM, precision.stochastic), "software", 0, 0,
      "who rounds stochastically: software, the same codes on all machines, or the GPU's convert "
      "(sm_100, sm_103; packed NVFP4 with 8 dither bits only)", NULL, CHOICES(stochastic_names)},
+    {KEY(ENUM, precision.smooth_swiglu), "none", 0, 0,
+     "token: divide each row of swiglu's output by its largest |up| before it is quantised, and "
+     "multiply the MLP's output by it again (Smooth-SwiGLU)", NULL, CHOICES(smoothing_names)},
 
     {KEY(ENUM, device), "auto", 0, 0,
      "where the model runs; auto: CUDA where there is a GPU", "nanoGPT device",

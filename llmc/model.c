@@ -194,7 +194,11 @@ void model_declare(Model *m, const Config *c) {
     m->kept = (NamedTensor *)xmalloc((size_t)(2 * model_num_linears(m)) * sizeof(NamedTensor));
     declare_parameters(m);
     m->head_chunks = c->memory.lmhead_chunks ? c->memory.lmhead_chunks : usual_head_chunks(m);
-    for (int i = 0; i < m->num_branches; i++) m->blocks[i].recompute = c->memory.recompute;
+    for (int i = 0; i < m->num_branches; i++) {
+        Block *b = &m->blocks[i];
+        b->recompute = c->memory.recompute;
+        if (b->kind == &block_mlp && c->precision.smooth_swiglu == SMOOTH_TOKEN) block_smooth(b);
+    }
     resolve_plans(m, c);
 }
 

@@ -19,6 +19,7 @@ calls through it and never asks which device it is on. What each op computes is 
 #include "ops/quantize.h"
 #include "ops/reduce.h"
 #include "ops/rmsnorm.h"
+#include "ops/smooth_swiglu.h"
 #include "ops/step_state.h"
 
 #ifdef __cplusplus
@@ -59,6 +60,9 @@ typedef struct Ops {
                                Tensor qkv, AttentionDims);
     void (*activation_forward)(Device *, Tensor out, Tensor x, ActKind);
     void (*activation_backward)(Device *, Tensor dx, Tensor dout, Tensor x, ActKind);
+    void (*smooth_swiglu_forward)(Device *, Tensor out, Tensor scale, Tensor x);
+    void (*smooth_swiglu_backward)(Device *, Tensor dx, Tensor dout, Tensor scale, Tensor x);
+    void (*scale_rows)(Device *, Tensor out, Tensor x, Tensor scale, Tensor b);
     void (*residual_forward)(Device *, Tensor out, Tensor a, Tensor b);
     void (*cross_entropy)(Device *, Tensor losses, Tensor logits, Tensor targets, int vocab,
                           float dloss);

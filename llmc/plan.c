@@ -126,6 +126,12 @@ static int all_gemms(Model *m) {
     return count;
 }
 
+static int has_smooth_blocks(const Model *m) {
+    int count = 0;
+    for (int i = 0; i < m->num_branches; i++) count += m->blocks[i].smooth;
+    return count > 0;
+}
+
 char *plan_precision_text(Model *m, int brief, const GemmRate *rates) {
     Table t = {{NULL, 0, 0}, &m->engine, rates, operand_width(m)};
     const char *dtype = dtype_info[m->config.dtype].name;
@@ -148,6 +154,9 @@ char *plan_precision_text(Model *m, int brief, const GemmRate *rates) {
     free(printed);
     text_add(&t.text, "%-*s %s\n", NAME_WIDTH, "embedding, norms, attention", dtype);
     text_add(&t.text, "%-*s %s\n", NAME_WIDTH, "head", dtype);
+    if (has_smooth_blocks(m))
+        text_add(&t.text, "%-*s rows divided by their largest |up|, products multiplied by it\n",
+                 NAME_WIDTH, "swiglu");
     text_add(&t.text, "GEMMs with quantised operands: %d of %d a micro-step\n", quantized, all);
     return t.text.text;
 }

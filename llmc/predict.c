@@ -359,6 +359,9 @@ static void count_block(Count *n, const Block *b) {
     count_again(n, b, i);
     add_tokens(n, TERM_ELEMENTWISE, NORM_RESIDUAL * dim);   // with the norm of what comes next
     add_tokens(n, TERM_ELEMENTWISE, NORM_BACKWARD * dim);
+    if (!b->smooth) return;
+    for (int pass = 0; pass < 2; pass++) add_tokens(n, TERM_ELEMENTWISE, 2 * ACT_FORWARD * dim);
+    if (b->out_bias >= 0) add_tokens(n, TERM_ELEMENTWISE, COLUMN_SUM * dim);
 }
 
 /* --- the rest of the model --- */

@@ -31,10 +31,10 @@ char *resume_find(const Config *c, int training) {
    precision.backend=auto may itself come to a GPU that multiplies them in another way. Nor is who
    rounds stochastically: the draws differ, not what they are of. */
 #define IDENTITY_KEYS                                                                              \
-    "model precision.recipe precision.keep_bf16 precision.rules batch.seq_len data.train "         \
-    "data.shuffle seed"
+    "model precision.recipe precision.keep_bf16 precision.rules precision.smooth_swiglu "          \
+    "batch.seq_len data.train data.shuffle seed"
 #define CURVE_KEYS                                                                                 \
-    "precision.schedule precision.backend precision.gemm precision.stochastic batch.micro "          \
+    "precision.schedule precision.backend precision.gemm precision.stochastic batch.micro "        \
     "batch.total_tokens train optim sched guard"
 
 void resume_compare(const Config *c, const char *path, int training) {

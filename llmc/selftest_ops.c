@@ -216,6 +216,32 @@ static void activation_formula(double *const *x, int kind) {
     }
 }
 
+/* Both ways, and rows multiplied by the scales: those of dout. */
+static void smooth_swiglu(const OpCall *c) {
+    const Tensor *t = c->t;
+    c->ops->smooth_swiglu_forward(c->device, t[0], t[1], t[4]);
+    c->ops->smooth_swiglu_backward(c->device, t[2], t[5], t[1], t[4]);
+    c->ops->scale_rows(c->device, t[3], t[5], t[1], t[6]);
+}
+
+static void smooth_swiglu_formula(double *const *x, int kind) {
+    (void)kind;
+    for (int n = 0; n < N; n++) {
+        const double *gate = x[4] + n * 2 * F, *up = gate + F;
+        double scale = 0;
+        for (int f = 0; f < F; f++) scale = fmax(scale, fabs(up[f]));
+        x[1][n] = scale;
+        for (int f = 0; f < F; f++) {
+            int i = n * F + f, at = n * 2 * F + f;
+            double g = gate[f], s = 1 / (1 + exp(-g));
+            x[0][i] = g * s * up[f] / scale;
+            x[2][at] = x[5][i] * up[f] / scale * s * (1 + g * (1 - s));
+            x[2][at + F] = x[5][i] * g * s / scale;
+            x[3][i] = x[5][i] * scale + x[6][f];
+        }
+    }
+}
+
 static void residual(const OpCall *c) {
     c->ops->residual_forward(c->device, c->t[0], c->t[1], c->t[2]);
 }
@@ -380,6 +406,11 @@ static const OpRow op_rows[] = {
     {"gelu", activation, activation_formula, ACT_GELU, ACTIVATION_ARGS(F)},
     {"swiglu", activation, activation_formula, ACT_SWIGLU, ACTIVATION_ARGS(2 * F)},
     {"relu2", activation, activation_formula, ACT_RELU2, ACTIVATION_ARGS(F)},
+    {"smooth_swiglu, scale_rows", smooth_swiglu, smooth_swiglu_formula, 0,
+     {OUT("out", DT_BF16, N, F, 4e-6, 4e-6), OUT("scale", DT_F32, N, 1, 0, 0),
+      OUT("dx", DT_BF16, N, 2 * F, 4e-6, 4e-6), OUT("scaled", DT_BF16, N, F, 4e-6, 4e-6),
+      {"x", ARG_IN, DT_BF16, N, 2 * F, FILL_NORMAL, 3, 0, 0, 0}, IN("dout", DT_BF16, N, F),
+      IN("b", DT_BF16, 1, F)}},
     {"residual", residual, residual_formula, 0,
      {OUT("out", DT_BF16, N, C, 1e-7, 0), IN("a", DT_BF16, N, C), IN("b", DT_BF16, N, C)}},
     {"cross_entropy", cross_entropy, cross_entropy_formula, 0, CROSS_ENTROPY_ARGS},

@@ -345,6 +345,50 @@ CASE(gelu) { compare_activation(ACT_GELU); }
 CASE(swiglu) { compare_activation(ACT_SWIGLU); }
 CASE(relu2) { compare_activation(ACT_RELU2); }
 
+static void smooth_forward(const Ops *ops, Device *d, const Tensor *t, const void *how) {
+    (void)how;
+    ops->smooth_swiglu_forward(d, t[0], t[1], t[2]);
+}
+
+static void smooth_backward(const Ops *ops, Device *d, const Tensor *t, const void *how) {
+    (void)how;
+    ops->smooth_swiglu_backward(d, t[0], t[1], t[2], t[0]);
+}
+
+static void scale_rows(const Ops *ops, Device *d, const Tensor *t, const void *how) {
+    int has_bias = *(const int *)how;
+    ops->scale_rows(d, t[0], t[0], t[1], has_bias ? t[2] : tensor_view(NULL, DT_BF16, 0, 0));
+}
+
+CASE(smooth_swiglu) {
+    FOR_SHAPES_AND_SEEDS(activation_shapes) {
+        Shape shape = activation_shapes[s];
+        int64_t N = shape.rows, F = shape.cols;
+        OpTest t = op_test(limits_of(N, 2 * F, 16), seed);
+        add_out(&t, "out", DT_BF16, N, F, within_ulps(1, 2e-6));
+        add_out(&t, "scale", DT_F32, N, 1, same_bits);
+        add_random(&t, "x", ARG_IN, shaped(DT_BF16, N, 2 * F), 3, same_bits);
+        compare_op(&t, smooth_forward, NULL, describe(shape, seed));
+        op_test_end(&t);
+        t = op_test(limits_of(N, 2 * F, 16), seed);
+        add_random(&t, "x, then dx", ARG_INOUT, shaped(DT_BF16, N, 2 * F), 3, within_ulps(1, 2e-6));
+        add_in(&t, "dout", DT_BF16, N, F);
+        int scale = add_in(&t, "scale", DT_F32, N, 1);
+        float *scales = (float *)t.args[scale].initial;
+        for (int64_t n = 0; n < N; n++) scales[n] = 0.5f + fabsf(scales[n]);
+        compare_op(&t, smooth_backward, NULL, describe(shape, seed));
+        op_test_end(&t);
+        for (int has_bias = 0; has_bias < 2; has_bias++) {
+            t = op_test(limits_of(N, F, 16), seed);
+            add_random(&t, "x", ARG_INOUT, shaped(DT_BF16, N, F), 1, within_ulps(1, 2e-6));
+            add_in(&t, "scale", DT_F32, N, 1);
+            add_in(&t, "b", DT_BF16, 1, F);
+            compare_op(&t, scale_rows, &has_bias, describe(shape, seed));
+            op_test_end(&t);
+        }
+    }
+}
+
 static void residual(const Ops *ops, Device *d, const Tensor *t, const void *how) {
     (void)how;
     ops->residual_forward(d, t[0], t[1], t[2]);

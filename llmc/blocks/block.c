@@ -40,6 +40,14 @@ void block_declare(Block *b, const BlockKind *kind, const ModelConfig *m, int in
     linear_declare(&b->out, t, name, kind->core_cols(m), m->dim, m->bias, out_std(m));
 }
 
+void block_smooth(Block *b) {
+    b->smooth = 1;
+    b->out_bias = b->out.bias;
+    b->out.bias = -1;
+}
+
+Tensor block_row_scale(const Block *b, int64_t rows) { return tensor_rows(b->row_scale, 0, rows); }
+
 int block_keeps(const Block *b, BlockTensor t) {
     const RecomputeLevel again[] = {[KEPT_NORM_OUT] = RECOMPUTE_NORM,
                                     [KEPT_CORE_IN] = RECOMPUTE_BLOCK,
@@ -131,6 +139,9 @@ Tensor block_forward(Engine *e, Block *b, const BlockScratch *s, int64_t rows, i
     b->kind->core_forward(e, b, a.core_out, a.core_in, T);
     QOperand operand = linear_input(e, &b->out, out_saved, a.core_out);
     linear_forward(e, &b->out, branch_out, &operand);
+    if (b->smooth)
+        e->ops->scale_rows(e->device, branch_out, branch_out, block_row_scale(b, rows),
+                           param_value(e, b->out_bias));
     return branch_out;
 }
 
@@ -149,6 +160,18 @@ static void forward_again(Engine *e, Block *b, Activations a, NormSite norm, Ten
     linear_save_input(e, &b->out, &b->out_saved, a.core_out);
 }
 
+/* From the gradient of the branch's output, dx, to that of out_linear's; adds the bias's where it
+   is the block's. */
+static Tensor product_grad(Engine *e, const Block *b, const BlockScratch *s, Tensor dx) {
+    Tensor none = {0};
+    if (!b->smooth) return dx;
+    // branch_out = out_linear(core_out) * row_scale + out_bias
+    if (b->out_bias >= 0) e->ops->column_sum(e->device, param_grad(e, b->out_bias), dx);
+    Tensor dproduct = rows_of(s->branch_out, s->branch_out, dx.rows, dx.cols);
+    e->ops->scale_rows(e->device, dproduct, dx, block_row_scale(b, dx.rows), none);
+    return dproduct;
+}
+
 void block_backward(Engine *e, Block *b, const BlockScratch *s, Tensor dx, Tensor x, int T) {
     const ModelConfig *m = b->model;
     int64_t N = x.rows;
@@ -160,7 +183,7 @@ void block_backward(Engine *e, Block *b, const BlockScratch *s, Tensor dx, Tenso
 
     forward_again(e, b, a, norm, x, T);
     // sum = x + branch_out: dx is already the gradient of both.
-    LinearGrad grad = linear_output_grad(e, &b->out, dx);
+    LinearGrad grad = linear_output_grad(e, &b->out, product_grad(e, b, s, dx));
     // branch_out = out_linear(core_out)
     linear_backward(e, &b->out, dcore_out, &grad, &b->out_saved);
     b->kind->core_backward(e, b, dcore_in, dcore_out, a.core_out, a.core_in, T);

@@ -11,7 +11,7 @@ same block number; with model.pattern each branch is a block of its own.
 
 What backward reads is kept from forward, or, as memory.recompute says, is worked out again from x
 by the ops of forward, to the same bits; block_keeps alone decides which. Always kept: x, the norm's
-statistics and attention's lse.
+statistics, attention's lse and row scales.
 
   shapes    N = B*T rows; x, dx (N,C); core input (N, in_cols); core output (N, core_cols)
 */
@@ -79,6 +79,10 @@ struct Block {
     // scratch is used
     Tensor norm_out, core_in, core_out;
     Tensor lse;                  // attention: (B*NH, T) f32
+    // smoothed MLPs: the core divides its output by row_scale, (N,1) f32, and out_linear's rows are
+    // multiplied by it before the bias is added, which is then the block's; see block_smooth
+    int smooth, out_bias;        // out_bias: index in the ParamTable, -1: none
+    Tensor row_scale;
     // attention with rotary positions: (Tmax, HS) f32, shared by all blocks
     Tensor rope_table;
 };
@@ -91,10 +95,15 @@ typedef struct {
 } NormSite;
 
 void block_declare(Block *b, const BlockKind *kind, const ModelConfig *m, int index, ParamTable *t);
+/* Divides the rows of a gated core's output by scales of their own before out_linear multiplies
+   them (ops/smooth_swiglu.h). After block_declare. */
+void block_smooth(Block *b);
 /* 1: kept from forward to backward, if backward reads it; 0: backward makes it again. */
 int block_keeps(const Block *b, BlockTensor t);
 /* `s` already placed. */
 void block_place(const Engine *e, Block *b, const BlockScratch *s, Arena *saved, int64_t tokens);
+/* Of the first `rows` rows. */
+Tensor block_row_scale(const Block *b, int64_t rows);
 NormSite block_norm(const Engine *e, const Block *b, const BlockScratch *s, int64_t rows);
 /* What is to be added to x, (rows,C) in scratch; block_norm's out holds the norm of x. */
 Tensor block_forward(Engine *e, Block *b, const BlockScratch *s, int64_t rows, int T);

@@ -8,14 +8,21 @@ static int ffn_cols(const ModelConfig *m) { return m->ffn; }
 
 static void core_forward(Engine *e, Block *b, Tensor out, Tensor in, int T) {
     (void)T;
-    e->ops->activation_forward(e->device, out, in, b->model->act);
+    if (b->smooth) e->ops->smooth_swiglu_forward(e->device, out, block_row_scale(b, in.rows), in);
+    else e->ops->activation_forward(e->device, out, in, b->model->act);
 }
 
 static void core_backward(Engine *e, Block *b, Tensor din, Tensor dout, Tensor out, Tensor in,
                           int T) {
     (void)T;
     (void)out;
-    e->ops->activation_backward(e->device, din, dout, in, b->model->act);
+    if (b->smooth)
+        e->ops->smooth_swiglu_backward(e->device, din, dout, block_row_scale(b, in.rows), in);
+    else e->ops->activation_backward(e->device, din, dout, in, b->model->act);
+}
+
+static void place(Block *b, Arena *saved, int64_t tokens) {
+    if (b->smooth) b->row_scale = arena_tensor(saved, DT_F32, tokens, 1);
 }
 
 const BlockKind block_mlp = {
@@ -27,7 +34,7 @@ const BlockKind block_mlp = {
     .core_cols = ffn_cols,
     .backward_reads_output = 0,
     .core_again = RECOMPUTE_ACTIVATION,
-    .place = NULL,
+    .place = place,
     .core_forward = core_forward,
     .core_backward = core_backward,
 };
