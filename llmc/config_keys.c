@@ -141,8 +141,8 @@ const ConfigKey config_keys[] = {
      "who rounds stochastically: software, the same codes on all machines, or the GPU's convert "
      "(sm_100, sm_103; packed NVFP4 with 8 dither bits only)", NULL, CHOICES(stochastic_names)},
     {KEY(ENUM, precision.smooth_swiglu), "none", 0, 0,
-     "token: divide each row of swiglu's output by its largest |up| before it is quantised, and "
-     "multiply the MLP's output by it again (Smooth-SwiGLU)", NULL, CHOICES(smoothing_names)},
+     "Smooth-SwiGLU. token: the largest magnitude of up, token by token, divides what is quantised "
+     "and multiplies the product", NULL, CHOICES(smoothing_names)},
 
     {KEY(ENUM, device), "auto", 0, 0,
      "where the model runs; auto: CUDA where there is a GPU", "nanoGPT device",
