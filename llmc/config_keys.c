@@ -128,8 +128,8 @@ const ConfigKey config_keys[] = {
     {KEY(RULES, precision.rules), "[]", 0, 0,
      "changes by layer, GEMM and operand, in order; the last match wins", NULL},
     {KEY(SCHEDULE, precision.schedule), "[]", 0, 0,
-     "rules that begin during training, in order, each with the moment it begins at; \"lr\" warms the "
-     "learning rate up again from there", NULL},
+     "rules that begin during training, in order, each with the moment it begins at; \"lr\" warms "
+     "the learning rate up again from there", NULL},
     {KEY(ENUM, precision.backend), "auto", 0, 0,
      "FP4 and FP8 units of the device, or their emulation; auto: FP4 units that pass the self-test",
      NULL,
@@ -199,7 +199,7 @@ const ConfigKey config_keys[] = {
     {KEY(INT64, log.telemetry_every), "0", 0, MAX_COUNT,
      "steps between comparisons of quantised products with BF16 ones; 0: none", NULL},
     {KEY(STRING, log.telemetry_layers), "", 0, 0,
-     "which linears they sample, as the layers of a rule, * for all; empty: 8 spread over the model",
+     "which linears they sample, as the layers of a rule, * for all; empty: 8 of the whole model",
      NULL},
     {KEY(BOOL, log.gradient_noise), "false", 0, 1,
      "compare the gradient with that of a BF16 backward pass, too: as much memory again as the "

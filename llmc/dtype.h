@@ -79,8 +79,8 @@ uint8_t e5m2_encode(float x);
 /* --- small floating point numbers as data: elements and block scales of any format --- */
 
 /* value = m * 2^(1 - bias - mantissa_bits) where the exponent field e is 0, else
-   (1 + m / 2^mantissa_bits) * 2^(e - bias). Of E8M0, whose codes have no zero, the rules of ops/cell.h
-   are what rounds; of f32 and bf16 nothing is rounded. */
+   (1 + m / 2^mantissa_bits) * 2^(e - bias). Of E8M0, whose codes have no zero, the rules of
+   ops/cell.h are what rounds; of f32 and bf16 nothing is rounded. */
 typedef struct {
     int exponent_bits, mantissa_bits, bias;
     float max;   // largest number, at which rounding saturates

@@ -129,7 +129,7 @@ const Recipe recipes[] = {
      {{{MX_ROW, MX_TILE}, {MX_ROW_SR, MX_TILE_T}, {MX_RHT_SR, MX_RHT}}}},
     {"fp4_all_the_way", "NVFP4 rows, stochastic dY and wgrad x, no Hadamard (arXiv:2505.19115)", 0,
      {{{NV_ROW, NV_ROW}, {NV_ROW_SR, NV_ROW}, {NV_ROW_SR, NV_ROW_SR}}}},
-    {"fp4_all_the_way_encode", "the same, of which the encode multiplier is rounded, not the scale", 0,
+    {"fp4_all_the_way_encode", "the same with the encode multiplier rounded, not the scale", 0,
      {{{ENC, ENC}, {ENC_SR, ENC}, {ENC_SR, ENC_SR}}}},
     {"quartet", "MXFP4, Hadamard 32, clipped forward, stochastic backward (arXiv:2505.14669)", 0,
      {{{QUEST, QUEST}, {QUARTET(TENSOR), QUARTET(REQUANTIZED)},
@@ -141,8 +141,7 @@ const Recipe recipes[] = {
      {{{SEL(ROW, 0, NEAREST, TENSOR), SEL(SQUARE, 0, NEAREST, TENSOR)},
        {SEL(ROW, 0, STOCHASTIC, TENSOR), SEL(SQUARE, 0, NEAREST, TRANSPOSED)},
        {SEL(ROW, 16, STOCHASTIC, TENSOR), SEL(ROW, 16, NEAREST, TENSOR)}}}},
-    {"tetrajet2", "NVFP4 blocks, FP32 scales of 1x128 above, stochastic backward (arXiv:2510.27527)",
-     0,
+    {"tetrajet2", "NVFP4 under FP32 scales of 1x128, stochastic backward (arXiv:2510.27527)", 0,
      {{{OUTER, OUTER}, {OUTER_SR(TENSOR), OUTER_SR(REQUANTIZED)},
        {OUTER_SR(TENSOR), OUTER_SR(REQUANTIZED)}}}},
     {"ufp4", "uniform 4-bit grid, FP32 block scales, Hadamard on all GEMMs (arXiv:2606.20381)", 0,
@@ -551,8 +550,8 @@ static void rule_apply(const Rule *rule, LinearPlan *plan) {
     }
 }
 
-/* What would be taken over from an operand of fprop that is not quantised is made of the tensor: the
-   same codes as if fprop had made them. */
+/* What would be taken over from an operand of fprop that is not quantised is made of the tensor:
+   the same codes as if fprop had made them. */
 static void make_from_tensors(LinearPlan *plan) {
     for (int g = GEMM_DGRAD; g <= GEMM_WGRAD; g++) {
         Operand *o = &plan->cell[g][SIDE_B];

@@ -70,8 +70,8 @@ typedef enum {
 } Source;
 
 /* One cell. Fields after `format` mean nothing for a format that is not quantised. Choosing a
-   format sets all fields up to `zero_scale` and `top_scale` to its row of `formats`; a rule may then
-   change single ones. */
+   format sets all fields up to `zero_scale` and `top_scale` to its row of `formats`; a rule may
+   then change single ones. */
 typedef struct {
     FormatId format;
     DType elem;           // what one element is
@@ -179,8 +179,8 @@ const char *recipe_error(const LinearPlan *plan, int in_features, int out_featur
 const char *operand_difference(const Operand *a, const Operand *b);
 /* The text that sets a field as the cell has it. */
 const char *operand_field_text(const Operand *o, const char *key);
-/* "bf16", "e4m3", "nvfp4 1x16 rht16 sr8", "nvfp4 16x16T": T for the transposed codes of fprop, = for
-   its values, Q for what is quantised again from them. */
+/* "bf16", "e4m3", "nvfp4 1x16 rht16 sr8", "nvfp4 16x16T": T for the transposed codes of fprop, =
+   for its values, Q for what is quantised again from them. */
 const char *operand_describe(const Operand *o, char *buffer, int size);
 
 #ifdef __cplusplus

@@ -14,9 +14,9 @@ validation that belongs to the next one.
 extern "C" {
 #endif
 
-/* First steps of the entries, for a run of r->steps; dies (EXIT_CONFIG) for one that lies outside of
-   training, or before the one it follows, and for a reset of the learning rate that the run is too
-   short for. */
+/* First steps of the entries, for a run of r->steps; dies (EXIT_CONFIG) for one that lies outside
+   of training, or before the one it follows, and for a reset of the learning rate that the run is
+   too short for. */
 void run_phases_resolve(Run *r);
 /* Lines that say when which rules begin; "" without a schedule. Caller frees. */
 char *run_phases_text(const Run *r);

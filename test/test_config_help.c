@@ -50,7 +50,8 @@ CASE(help_of_one_thing) {
          "ranges and * between dots, like blocks.10-11.*, up to 95 characters\n"},
         {"precision.wgrad", "; legal: 8, 16, 24\n"},
         {"precision.wgrad.x.hadamard", "the hadamard of operand x in wgrad, on every layer\n"
-                                       "  legal    0, 4, 8, 16, 32, 64, 128\n  meaning  size of the transform"},
+                                       "  legal    0, 4, 8, 16, 32, 64, 128\n"
+                                       "  meaning  size of the transform"},
         {"dither_bits", "dither_bits, of a rule (`help precision.rules`): random bits a value in "
                         "stochastic rounding\n  legal    8, 16, 24\n"},
         {"layers", "the linears whose names match\n  legal    names, numbers"},
