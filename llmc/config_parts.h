@@ -25,7 +25,7 @@ typedef enum {
     KIND_RECIPE,
     KIND_PAIR,      // two floats
     KIND_SEED,      // uint64_t
-    KIND_SOURCES, KIND_RULES, KIND_SCHEDULE,
+    KIND_SOURCES, KIND_RULES, KIND_SCHEDULE,   // lists come last
     NUM_KINDS
 } ValueKind;
 
