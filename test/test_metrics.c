@@ -51,7 +51,7 @@ static void validate(Metrics *m, int64_t step, int64_t tokens, double loss) {
 }
 
 static StepRecord record_of(int64_t step, double loss) {
-    StepRecord r = {step, (step + 1) * 524288, loss, 0.61, 6e-4f, 812.4, NAN, NAN, 0};
+    StepRecord r = {step, (step + 1) * 524288, loss, 0.61, 6e-4f, 812.4, NAN, NAN, 0, 0};
     return r;
 }
 
