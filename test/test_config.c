@@ -758,6 +758,7 @@ CASE(shipped_files_parse) {
     static char *const files[] = {
         "configs/runs/demo_bf16.json",      "configs/runs/demo_nvfp4.json",
         "configs/runs/gpt2_124m_bf16.json", "configs/runs/gpt2_124m_nvfp4.json",
+        "configs/runs/s1_7m_bf16.json",     "configs/runs/s1_7m_nvfp4.json",
         "configs/runs/s2_30m_bf16.json",    "configs/runs/s2_30m_nvfp4.json",
     };
     for (int i = 0; i < ARRAY_LEN(files); i++) {
