@@ -148,8 +148,8 @@ def result_of(task, folder, seconds, jobs, diverged):
     facts = run_facts(folder)
     part = 1 - facts.get("first_step", 0) / task.row.steps   # that this attempt trained
     return Result(
-        *task.key(), DIVERGED if diverged else DONE, math.nan if diverged else val,
-        math.nan if train is None else train, tokens,
+        *task.key(), DIVERGED if diverged else DONE, math.nan if diverged else float(val),
+        math.nan if train is None else float(train), tokens,
         round(seconds / part if part > 0 else seconds, 1), jobs, facts.get("device", "?"),
         facts.get("precision", "?"), facts.get("git_hash", "?"))
 
@@ -291,7 +291,8 @@ class Ablation:
                 row.name, row.about, row.seeds, losses[row.name],
                 sum(r.status == DIVERGED for r in by_row[row.name]), reference)
             for row in self.set.rows]
-        return summaries, ablation_report.noise_of(reference, summaries)
+        others = [s for s in summaries if s.name != self.set.reference]
+        return summaries, ablation_report.noise_of(reference, others)
 
     def report(self):
         """The table on the screen; CSV, Markdown, picture and the runs' results in --out."""

@@ -63,6 +63,7 @@ class Noise:
 
 
 def noise_of(reference, summaries):
+    """summaries: of the rows but the reference, whose gap to itself says nothing."""
     losses = list(reference.values())
     between = None
     if len(losses) >= 2:
