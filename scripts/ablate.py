@@ -8,8 +8,8 @@ All rows with seed 1 come first, in the order of the set, then those that have a
 The seed gives initial weights and data order, so runs of one seed differ in the row alone.
 
 What is done is not done again: the final losses are in the file --results, a line each, told apart
-by row, seed, steps and a hash of the row's whole config, words and data. Interrupted runs go on from
-their checkpoint in --out. The checkpoints of finished runs are removed.
+by row, seed, steps and a hash of the row's whole config, words and data. Interrupted runs go on
+from their checkpoint in --out. The checkpoints of finished runs are removed.
 
 Exit codes: 0 all is done, 1 a run failed (its log is named), 2 bad arguments or set, 3 a file,
 4 rows are open that did not fit the budget, 130 interrupted; the same command goes on.
@@ -69,7 +69,8 @@ def read_results(path):
     with open(path, newline="", encoding="utf-8") as file:
         lines = csv.DictReader(file)
         if lines.fieldnames != names:
-            raise SetError(f"'{path}' is no file of results: its first line is not {','.join(names)}")
+            raise SetError(f"'{path}' is no file of results: its first line is not "
+                           f"{','.join(names)}")
         for number, line in enumerate(lines, 2):
             try:
                 result = Result(**{f.name: f.type(line[f.name]) for f in fields(Result)})
@@ -337,7 +338,7 @@ def parse_arguments(arguments):
     parser.add_argument("--seeds", type=count, default=MAX_SEEDS, metavar="N",
                         help="no more than N seeds of a row; needed where a row says no number")
     parser.add_argument("--budget", type=minutes, metavar="MIN",
-                        help="start no run that would not fit in MIN minutes, and stop at their end")
+                        help="start no run that would not fit in MIN minutes; stop at their end")
     parser.add_argument("--data", metavar="DIR", help="folder that data/prepare_text.py wrote")
     parser.add_argument("--out", type=pathlib.Path, metavar="DIR",
                         help="runs and reports (default: runs/ablate/SET)")

@@ -1,4 +1,4 @@
-"""An ablation's set: its rows, their whole configs, and the hash that tells one config from another.
+"""An ablation's set: its rows, their whole configs, and the hash that tells configs apart.
 
 A set is a JSON file: {"about", "reference", "words", "rows": [{"name", "config", "words", "seeds",
 "about"}]}. `config` is a path from the repository's root, `words` are key=value words as on the
@@ -17,8 +17,8 @@ SETS = ROOT / "configs" / "ablations" / "sets"
 MAX_SEEDS = 1000
 
 # What changes no result, or is hashed by its content.
-NOT_HASHED = re.compile(r"(log|ckpt|sample|plan)\.|seed$|threads$|device$|data\.(train|val|tokenizer)$"
-                        r"|eval\.(every|micro)$")
+NOT_HASHED = re.compile(r"(log|ckpt|sample|plan)\.|seed$|threads$|device$"
+                        r"|data\.(train|val|tokenizer)$|eval\.(every|micro)$")
 
 
 class SetError(Exception):
@@ -69,7 +69,7 @@ def word_value(text):
 
 
 def data_identity(folder):
-    """What tells one data set from another: dataset.json where there is one, else names and sizes."""
+    """What tells data sets apart: dataset.json where there is one, else names and sizes."""
     if folder is None:
         return ""
     folder = pathlib.Path(folder)
@@ -108,7 +108,8 @@ def find_set(text):
         path = SETS / f"{text}.json"
     if not path.is_file():
         legal = ", ".join(sorted(p.stem for p in SETS.glob("*.json"))) or "none"
-        raise SetError(f"there is no set '{text}'; a path, or one of configs/ablations/sets: {legal}")
+        raise SetError(f"there is no set '{text}'; a path, or one of configs/ablations/sets: "
+                       f"{legal}")
     return path
 
 
