@@ -108,6 +108,8 @@ typedef struct {
         GemmKernel gemm;
         StochasticKind stochastic;
         Smoothing smooth_swiglu;
+        // start 0: never
+        struct { int64_t start, period, window; float threshold; } osci_reset;
     } precision;
     DeviceChoice device;
     int threads;                      // CPU threads, 0: all

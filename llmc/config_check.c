@@ -90,6 +90,12 @@ static void check_precision(const Config *c) {
             "model.act=swiglu",
             smoothing_names[c->precision.smooth_swiglu], act_info[c->model.act].name);
     }
+    if (c->precision.osci_reset.window >= c->precision.osci_reset.period) {
+        die(EXIT_CONFIG,
+            "config: precision.osci_reset.window is %lld; legal: less than "
+            "precision.osci_reset.period %lld",
+            (long long)c->precision.osci_reset.window, (long long)c->precision.osci_reset.period);
+    }
     int last = c->precision.keep_last > 0 ? c->precision.keep_last : 0;
     if (c->precision.keep_first + last > c->model.layers) {
         die(EXIT_CONFIG,

@@ -143,6 +143,16 @@ const ConfigKey config_keys[] = {
     {KEY(ENUM, precision.smooth_swiglu), "none", 0, 0,
      "Smooth-SwiGLU. token: the largest magnitude of up, token by token, divides what is quantised "
      "and multiplies the product", NULL, CHOICES(smoothing_names)},
+    {KEY(INT64, precision.osci_reset.start), "0", 0, MAX_COUNT,
+     "step from which weights whose rounded values swing are set to these (OsciReset); 0: never",
+     NULL},
+    {KEY(INT64, precision.osci_reset.period), "200", 2, MAX_COUNT,
+     "steps from one such reset to the next", NULL},
+    {KEY(INT64, precision.osci_reset.window), "50", 1, MAX_COUNT,
+     "steps at a period's start whose movements are summed; fewer than the period has", NULL},
+    {KEY(FLOAT, precision.osci_reset.threshold), "8", 0, 1e6,
+     "a weight is reset where its rounded value moved at least so many times as far as itself",
+     NULL, .open = OPEN_MIN},
 
     {KEY(ENUM, device), "auto", 0, 0,
      "where the model runs; auto: CUDA where there is a GPU", "nanoGPT device",

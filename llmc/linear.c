@@ -249,17 +249,29 @@ void linear_multiply(Engine *e, Tensor d, const QOperand *a, const QOperand *b,
     (own_kernel ? e->ops->gemm_mma : e->ops->gemm)(e->device, d, a, b, epilogue);
 }
 
-/* From the gradient of what fprop multiplied on this side to that of the tensor; g gave it. */
-static void bring_back(Engine *e, const Linear *l, GemmKind g, Side fprop_side, Tensor gradient,
-                       const uint8_t *mask) {
+/* Back from fprop's transform of this side; elements that the mask drops are taken as 0. */
+static void transform_back(Engine *e, const Linear *l, Side fprop_side, Tensor x,
+                           const uint8_t *mask) {
     const Operand *o = linear_cell(l, GEMM_FPROP, fprop_side);
-    if (!linear_reads_values(l, g) || !(o->hadamard || mask)) return;
+    if (!(o->hadamard || mask)) return;
     Hadamard h = {.size = o->hadamard ? o->hadamard : 1,
                   .signs = o->hadamard ? o->signs : SIGNS_NONE,
                   .tag = linear_tag(l, GEMM_FPROP, fprop_side),
                   .seed = e->seed,
                   .state = e->state};
-    e->ops->hadamard_inverse(e->device, gradient, mask, h);
+    e->ops->hadamard_inverse(e->device, x, mask, h);
+}
+
+/* From the gradient of what fprop multiplied on this side to that of the tensor; g gave it. */
+static void bring_back(Engine *e, const Linear *l, GemmKind g, Side fprop_side, Tensor gradient,
+                       const uint8_t *mask) {
+    if (linear_reads_values(l, g)) transform_back(e, l, fprop_side, gradient, mask);
+}
+
+void linear_decode_weight(Engine *e, const Linear *l, Tensor out) {
+    e->ops->decode(e->device, out, &l->w[GEMM_FPROP]);
+    if (operand_is_quantized(linear_cell(l, GEMM_FPROP, SIDE_B)))
+        transform_back(e, l, SIDE_B, out, NULL);
 }
 
 static void run_gemm(Engine *e, const Linear *l, GemmKind g, Tensor d, const QOperand *a,

@@ -155,6 +155,9 @@ void linear_forward(Engine *e, const Linear *l, Tensor out, const QOperand *x);
 LinearGrad linear_output_grad(Engine *e, Linear *l, Tensor dy);
 void linear_backward(Engine *e, const Linear *l, Tensor dx, const LinearGrad *grad,
                      const LinearSaved *saved);
+/* What fprop multiplies for the weight, of out's elements (OC,C) f32: decoded, with the tensor's
+   scale, and where it is transformed, back from there. */
+void linear_decode_weight(Engine *e, const Linear *l, Tensor out);
 /* 1 where the weight's gradient is one of transformed or clipped elements until linear_finish. */
 int linear_has_finish(const Linear *l);
 void linear_finish(Engine *e, const Linear *l);

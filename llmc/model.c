@@ -7,7 +7,7 @@
 
 #include "common.h"
 
-enum { VOCAB_ALIGN = 128 };
+enum { VOCAB_ALIGN = 128, MAX_KEPT = 6 };   // MAX_KEPT: tensors of a linear that are kept
 
 static const char *const arena_names[NUM_ARENAS] = {
     "parameters",         "gradients",         "optimizer",           "quantised weights",
@@ -133,6 +133,16 @@ static void refuse_plan(Model *m, const Config *c, const Linear *l, int phase) {
         die(EXIT_CONFIG, "precision of %s%s, with eval.micro %d for batch.micro: %s", l->name, when,
             c->eval.micro, error);
     }
+    const Operand *w = &l->plan.cell[GEMM_FPROP][SIDE_B];
+    int is_drawn = operand_is_quantized(w) && (w->rounding == ROUND_STOCHASTIC ||
+                                               w->rounding == ROUND_EDEN);
+    if (c->precision.osci_reset.start > 0 && is_drawn) {
+        die(EXIT_CONFIG,
+            "precision of %s%s: precision.osci_reset looks for weights that swing between codes, "
+            "but fprop.w is drawn anew in each step; set precision.fprop.w.rounding=nearest or "
+            "precision.osci_reset.start=0",
+            l->name, when);
+    }
     int is_f32 = l->plan.cell[GEMM_FPROP][SIDE_A].format == FORMAT_F32;
     if (is_f32 != (m->config.dtype == DT_F32)) {
         die(EXIT_CONFIG,
@@ -191,7 +201,9 @@ void model_declare(Model *m, const Config *c) {
     m->num_branches = pattern_branch(&m->config, 0, &kind, &index);
     m->blocks = (Block *)xmalloc((size_t)m->num_branches * sizeof(Block));
     m->residual = (Tensor *)xmalloc((size_t)(m->num_branches + 1) * sizeof(Tensor));
-    m->kept = (NamedTensor *)xmalloc((size_t)(2 * model_num_linears(m)) * sizeof(NamedTensor));
+    size_t linears = (size_t)model_num_linears(m);
+    m->kept = (NamedTensor *)xmalloc(MAX_KEPT * linears * sizeof(NamedTensor));
+    m->oscillations = (Oscillation *)xmalloc(linears * sizeof(Oscillation));
     declare_parameters(m);
     m->head_chunks = c->memory.lmhead_chunks ? c->memory.lmhead_chunks : usual_head_chunks(m);
     for (int i = 0; i < m->num_branches; i++) {
@@ -347,6 +359,31 @@ static void place_kept(Model *m, Arena *tables) {
     }
 }
 
+/* 1 where in some phase fprop multiplies a quantised weight. */
+static int ever_quantises_weight(Model *m, int id) {
+    for (int phase = 0; phase < m->num_phases; phase++)
+        if (operand_is_quantized(&plan_of(m, phase, id)->cell[GEMM_FPROP][SIDE_B])) return 1;
+    return 0;
+}
+
+static void place_oscillations(Model *m, Arena *optimizer, Arena *scratch) {
+    int64_t most = 0;
+    for (int id = 0; id < model_num_linears(m); id++) {
+        const Linear *l = model_linear(m, id);
+        if (!ever_quantises_weight(m, id)) continue;
+        Oscillation *o = &m->oscillations[id];
+        *o = oscillation_place(optimizer, l->out, l->in);
+        keep(m, "last_w", l, o->last_w);
+        keep(m, "last_q", l, o->last_q);
+        keep(m, "moved_w", l, o->moved_w);
+        keep(m, "moved_q", l, o->moved_q);
+        most = max_i64(most, tensor_count(o->last_w));
+    }
+    m->oscillation_now = arena_tensor(scratch, DT_F32, 1, most);
+    m->oscillation_count =
+        (int64_t *)arena_tensor(scratch, DT_U8, 1, sizeof(*m->oscillation_count)).data;
+}
+
 static OpLimits limits_of(Model *m, const Config *c) {
     Widest w = widest_of(m);
     OpLimits limits = {
@@ -379,6 +416,8 @@ static void layout(Model *m, const Config *c, const Ops *ops, int training) {
         for (int i = 0; i < m->num_branches; i++) m->blocks[i].rope_table = m->rope_table;
     }
     place_kept(m, &a[ARENA_TABLES]);
+    if (training && c->precision.osci_reset.start > 0)
+        place_oscillations(m, &a[ARENA_OPTIMIZER], &a[ARENA_SCRATCH]);
     place_scratch(m, &a[ARENA_SCRATCH], training);
     place_saved(m, &a[ARENA_SAVED]);
     OpLimits limits = limits_of(m, c);
@@ -452,6 +491,7 @@ void model_free(Model *m) {
     free(m->blocks);
     free(m->residual);
     free(m->kept);
+    free(m->oscillations);
     free(m->plans);
     memset(m, 0, sizeof(*m));
 }

@@ -10,12 +10,14 @@ calls through it and never asks which device it is on. What each op computes is 
 #include "ops/amax.h"
 #include "ops/attention.h"
 #include "ops/cross_entropy.h"
+#include "ops/decode.h"
 #include "ops/embedding.h"
 #include "ops/gemm.h"
 #include "ops/gemm_mma.h"
 #include "ops/hadamard.h"
 #include "ops/layernorm.h"
 #include "ops/norm.h"
+#include "ops/oscillation.h"
 #include "ops/quantize.h"
 #include "ops/reduce.h"
 #include "ops/rmsnorm.h"
@@ -72,6 +74,7 @@ typedef struct Ops {
     void (*amax_advance)(Device *, AmaxSlots, const StepState *state);
     void (*quantize_pair)(Device *, QOperand *row, const Quantizer *, QOperand *token,
                           const Quantizer *, Tensor x);
+    void (*decode)(Device *, Tensor out, const QOperand *);
     void (*hadamard)(Device *, Tensor out, Tensor x, int along_rows, Hadamard);
     void (*hadamard_inverse)(Device *, Tensor x, const uint8_t *mask, Hadamard);
     /* NULL, or what the library says of a product that it cannot do; nothing is computed. */
@@ -86,6 +89,9 @@ typedef struct Ops {
     void (*sum)(Device *, float *out, Tensor x, float scale);
     void (*global_norm)(Device *, float *out, Tensor x);
     void (*distance)(Device *, float *out, Tensor a, Tensor b);
+    void (*oscillation_accumulate)(Device *, Oscillation, Tensor w, Tensor q);
+    void (*oscillation_reset)(Device *, Oscillation, Tensor master, Tensor value, float threshold,
+                              int64_t *count, const StepState *state);
     void (*step_decide)(Device *, StepState *state);
     void (*adamw)(Device *, AdamWTensors, AdamWConfig, const StepState *state);
 } Ops;

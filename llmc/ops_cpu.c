@@ -57,6 +57,7 @@ const Ops ops_cpu = {
     .amax_settle = amax_settle_cpu,
     .amax_advance = amax_advance_cpu,
     .quantize_pair = quantize_pair_cpu,
+    .decode = decode_cpu,
     .hadamard = hadamard_cpu,
     .hadamard_inverse = hadamard_inverse_cpu,
     .gemm_error = gemm_error_cpu,
@@ -69,6 +70,8 @@ const Ops ops_cpu = {
     .sum = sum_cpu,
     .global_norm = global_norm_cpu,
     .distance = distance_cpu,
+    .oscillation_accumulate = oscillation_accumulate_cpu,
+    .oscillation_reset = oscillation_reset_cpu,
     .step_decide = step_decide_cpu,
     .adamw = adamw_cpu,
 };

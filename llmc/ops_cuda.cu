@@ -60,6 +60,7 @@ const Ops ops_cuda = {
     amax_settle_cuda,
     amax_advance_cuda,
     quantize_pair_cuda,
+    decode_cuda,
     hadamard_cuda,
     hadamard_inverse_cuda,
     gemm_error_cuda,
@@ -72,6 +73,8 @@ const Ops ops_cuda = {
     sum_cuda,
     global_norm_cuda,
     distance_cuda,
+    oscillation_accumulate_cuda,
+    oscillation_reset_cuda,
     step_decide_cuda,
     adamw_cuda,
 };

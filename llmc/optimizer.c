@@ -4,6 +4,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "oscillation.h"
+
 static Tensor range(Tensor flat, int64_t begin, int64_t count) {
     return tensor_view((char *)flat.data + dtype_bytes(flat.dtype, begin), flat.dtype, 1, count);
 }
@@ -27,6 +29,7 @@ void optimizer_step(Model *m, const Config *c) {
     plain.weight_decay = 0;
     e->ops->global_norm(e->device, &e->state->grad_norm, m->params.grad);
     e->ops->step_decide(e->device, e->state);
+    oscillation_step(m, c);
     update(m, 0, m->params.num_decayed, decayed);
     update(m, m->params.num_decayed, m->params.num_elements, plain);
 }

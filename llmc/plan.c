@@ -7,6 +7,7 @@
 
 #include "backend.h"
 #include "common.h"
+#include "oscillation.h"
 
 /* --- growing text --- */
 
@@ -157,6 +158,10 @@ char *plan_precision_text(Model *m, int brief, const GemmRate *rates) {
     if (has_smooth_blocks(m))
         text_add(&t.text, "%-*s rows divided by their largest |up|, products multiplied by it\n",
                  NAME_WIDTH, "swiglu");
+    if (oscillation_weights(m) > 0)
+        text_add(&t.text, "%-*s %lld weights, %d bytes each (%.1f MiB of the optimizer's)\n",
+                 NAME_WIDTH, "osci_reset", (long long)oscillation_weights(m), OSCILLATION_BYTES,
+                 (double)oscillation_weights(m) * OSCILLATION_BYTES / 1048576.0);
     text_add(&t.text, "GEMMs with quantised operands: %d of %d a micro-step\n", quantized, all);
     return t.text.text;
 }

@@ -159,6 +159,13 @@ static inline unsigned atomicMax(unsigned *word, unsigned value) {
     return before;
 }
 
+/* The word before. */
+static inline unsigned long long atomicAdd(unsigned long long *word, unsigned long long value) {
+    unsigned long long before = *word;
+    *word = before + value;
+    return before;
+}
+
 /* Runs one block; `kernel` is called by each of its threads. */
 static inline void fibre_run_block(void (*kernel)(void *), void *argument, int threads, int block) {
     if (!fibre_state.stacks)

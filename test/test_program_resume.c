@@ -123,6 +123,18 @@ CASE(kill_9_around_phases) {
                       80, kills);
 }
 
+/* Windows of 8 steps from steps 10 and 30 on; the sums of a window are part of the run. */
+CASE(kill_9_inside_windows_of_osci_reset) {
+    static const int kills[] = {14, 16, 39, 0};
+    kills_and_resumes("osci_reset",
+                      "precision.recipe=nvfp4 precision.keep_bf16.last=0 precision.osci_reset.start="
+                      "10 precision.osci_reset.period=20 precision.osci_reset.window=8 "
+                      "precision.osci_reset.threshold=4",
+                      60, kills);
+    const char *line = strstr(ran.out, "osci_reset  step 59: ");
+    EXPECT(line && atoi(line + strlen("osci_reset  step 59: ")) > 0, "none reset:\n%s", ran.out);
+}
+
 /* What is looked at between steps belongs to the step that follows. */
 CASE(kill_9_with_telemetry) {
     static const int kills[] = {12, 0};
