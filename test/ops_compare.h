@@ -1,8 +1,9 @@
 /*
 ops_compare -- runs one op on two devices from the same inputs and compares what it wrote: the
-harness of test_ops.cu. An op's arguments are described once; the reference runs on the CPU, the
-other device runs it twice. Outputs are filled with 0xFF before every run, both runs must give the
-same bits, inputs must stay as they were, and each output has a tolerance of its own.
+harness of test_ops.cu and test_ops_extras_cuda.cu. An op's arguments are described once; the
+reference runs on the CPU, the other device runs it twice. Outputs are filled with 0xFF before every
+run, both runs must give the same bits, inputs must stay as they were, and each output has a
+tolerance of its own.
 */
 #ifndef TEST_OPS_COMPARE_H
 #define TEST_OPS_COMPARE_H
@@ -247,6 +248,56 @@ static inline void compare_op(OpTest *t, OpCall *call, const void *how, const ch
         }
     }
     for (int i = 0; i < t->num_args; i++) free(first[i]);
+}
+
+// --- what the programs share ---
+
+enum { NUM_SEEDS = 3 };
+
+/* Limits that no test exceeds; attention is announced by its own test. */
+static inline OpLimits limits_of(int64_t rows, int64_t cols, int64_t vocab) {
+    OpLimits l;
+    memset(&l, 0, sizeof(l));
+    AttentionDims small = {1, 16, 1, 1, 16};
+    l.tokens = rows;
+    l.max_cols = cols;
+    l.max_weight = cols * vocab;
+    l.logits_rows = rows;
+    l.padded_vocab = vocab;
+    l.num_elements = rows * cols;
+    l.attention = small;
+    return l;
+}
+
+static inline Tensor shaped(DType type, int64_t rows, int64_t cols) {
+    return tensor_view(NULL, type, rows, cols);
+}
+
+static const Tensor no_tensor = {NULL, DT_F32, 0, 0};
+
+typedef struct {
+    int64_t rows, cols;   // the reason stands beside each
+} Shape;
+
+#define FOR_SHAPES_AND_SEEDS(shapes)                                                               \
+    for (int s = 0; s < ARRAY_LEN(shapes); s++)                                                    \
+        for (uint64_t seed = 1; seed <= NUM_SEEDS; seed++)
+
+static inline const char *describe(Shape s, uint64_t seed) {
+    static char text[96];
+    snprintf(text, sizeof(text), "(%lld,%lld), seed %llu", (long long)s.rows, (long long)s.cols,
+             (unsigned long long)seed);
+    return text;
+}
+
+static inline int op_test_main(int argc, char **argv) {
+    test_cpu = device_cpu_open(0);
+    test_gpu = device_cuda_open(0);
+    printf("%s against %s\n", test_gpu->name, test_cpu->name);
+    int status = test_run(argc, argv);
+    test_gpu->close(test_gpu);
+    test_cpu->close(test_cpu);
+    return status;
 }
 
 #endif

@@ -127,9 +127,9 @@ CASE(kill_9_around_phases) {
 CASE(kill_9_inside_windows_of_osci_reset) {
     static const int kills[] = {14, 16, 39, 0};
     kills_and_resumes("osci_reset",
-                      "precision.recipe=nvfp4 precision.keep_bf16.last=0 precision.osci_reset.start="
-                      "10 precision.osci_reset.period=20 precision.osci_reset.window=8 "
-                      "precision.osci_reset.threshold=4",
+                      "precision.recipe=nvfp4 precision.keep_bf16.last=0 "
+                      "precision.osci_reset.start=10 precision.osci_reset.period=20 "
+                      "precision.osci_reset.window=8 precision.osci_reset.threshold=4",
                       60, kills);
     const char *line = strstr(ran.out, "osci_reset  step 59: ");
     EXPECT(line && atoi(line + strlen("osci_reset  step 59: ")) > 0, "none reset:\n%s", ran.out);

@@ -7,7 +7,7 @@ scale.
   dtypes    out f32
   numerics  one FP32 rounding for each of the products; the same bits on all devices
   errors    aborts on a shape mismatch and on an operand in slices (decode_check)
-  tests     test_oscillation.c; test_oscillation_sim.cpp; test_ops.cu
+  tests     test_oscillation.c; test_oscillation_sim.cpp; test_ops_extras_cuda.cu
 */
 #ifndef LLMC_OPS_DECODE_H
 #define LLMC_OPS_DECODE_H

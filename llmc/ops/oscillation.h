@@ -8,12 +8,12 @@ back and forth; at the window's end reset puts such weights on what they are rou
               last_q rounded to nearest even; *count = number of these. Elsewhere nothing is
               written, and nowhere in a step that is dropped (stop_votes), which will come again
   shapes      all (R,C)
-  dtypes      w, q, master and what is kept f32; value bf16, or f32 and then master itself; count one
-              int64 in device memory
+  dtypes      w, q, master and what is kept f32; value bf16, or f32 and then master itself; count
+              one int64 in device memory
   numerics    each sum and difference one FP32 rounding; the same bits on all devices
   errors      aborts on a shape or dtype mismatch (oscillation_check)
   source      TetraJet-v2's OsciReset as specified in dev/NUMERICS.md 5g
-  tests       test_oscillation.c; test_oscillation_sim.cpp; test_ops.cu
+  tests       test_oscillation.c; test_oscillation_sim.cpp; test_ops_extras_cuda.cu
 */
 #ifndef LLMC_OPS_OSCILLATION_H
 #define LLMC_OPS_OSCILLATION_H

@@ -15,7 +15,7 @@ again. In real arithmetic both together are the plain activation and its linear.
   errors      aborts on a shape or dtype mismatch
   source      arXiv:2409.12517 (Smooth-SwiGLU, by channel); by token, and with a scale that is no
               part of the graph, as dev/NUMERICS.md 5b has it
-  tests       test_smooth_swiglu.c; test_smooth_swiglu_sim.cpp; test_ops.cu
+  tests       test_smooth_swiglu.c; test_smooth_swiglu_sim.cpp; test_ops_extras_cuda.cu
 */
 #ifndef LLMC_OPS_SMOOTH_SWIGLU_H
 #define LLMC_OPS_SMOOTH_SWIGLU_H
