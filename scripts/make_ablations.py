@@ -94,6 +94,7 @@ class Row:
     tokens: float = 1          # times those of the size
     precision: dict = field(default_factory=dict)   # further keys
     log: dict = field(default_factory=dict)
+    resets_from: float = 0     # share of the steps from which swinging weights are reset
 
 
 def rule(gemm=None, operand=None, **fields):
@@ -270,6 +271,8 @@ QUARTET2_HEADLINES = [
     Row("quartet2", "Quartet II", "quartet2"),
 ]
 QUARTET2_ROWS = QUARTET2_HEADLINES + [
+    Row("tetrajet2_resets", "TetraJet-v2 with its resets, as long as those of its 70M model",
+        "tetrajet2", resets_from=0.64),
     Row("quartet", "Quartet, its predecessor in MXFP4", "quartet"),
     Row("mxfp4", "NVIDIA's comparison in MXFP4", "mxfp4"),
     Row("fp8", "8 bits, one scale a tensor", "fp8"),
@@ -379,13 +382,15 @@ def config_of(row, size_, paper):
     steps = round(row.tokens * steps_of(size_))
     if row.schedule:
         precision["schedule"] = [scaled_warmup(entry, steps) for entry in row.schedule]
+    if row.resets_from:
+        precision["osci_reset"] = {"start": round(row.resets_from * steps), "period": 200}
     if row.tokens != 1:
         config["train"] = {"steps": steps}
     return {**config, "log": {"dir": f"runs/{paper}_{size_.name}_{row.name}", **row.log}}
 
 
 def layout(value, before=0, indent=""):
-    """JSON on one line where it fits in 100 columns, `before` of them taken; else a line a member."""
+    """JSON on one line where that fits in 100 columns, `before` of them taken; else split up."""
     line = json.dumps(value)
     if before + len(line) + 1 <= 100 or not isinstance(value, (dict, list)):
         return line
