@@ -233,7 +233,7 @@ class Ablation:
         code, task = run.process.returncode, run.task
         self.running.remove(run)
         if code == PROGRAM_INTERRUPTED:
-            self.open.insert(0, task)
+            self.open = [t for t in self.tasks if t is task or t in self.open]
             self.say(f"{task.name()} was interrupted; it goes on from its checkpoint next time")
             return
         result = None

@@ -351,10 +351,12 @@ def case_budget_stops_what_runs(folder):
     wait = folder / "wait"
     wait.touch()
     bench = Bench(folder, TWO_ROWS, [f"fake.wait={wait}"])
-    code, text = bench.run("--budget", 0.02)
+    code, text = bench.run("--budget", 0.02, "--jobs", 2)
     assert code == ablate.EXIT_OPEN and "bf16 seed 1 was interrupted" in text, text
+    assert "open: bf16 seed 1, nvfp4 seed 1, bf16 seed 2" in text, text
     wait.unlink()
-    assert bench.run()[0] == 0 and bench.traced()[:2] == ["bf16-s1@0", "bf16-s1@1"]
+    assert bench.run()[0] == 0
+    assert bench.traced()[2:] == ["bf16-s1@1", "nvfp4-s1@1", "bf16-s2@0"]
 
 
 def case_damaged_results_are_refused(folder):
