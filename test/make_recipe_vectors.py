@@ -247,6 +247,10 @@ RECIPES = {
     "values_masked": six(QUEST, QUEST, QUARTET.but(hadamard=0), as_is(QUEST),
                          QUARTET.but(hadamard=0), as_is(QUEST)),
     "values_in_f32": six(NVFP4, NVFP4, sr(INT4), as_is(NVFP4), sr(INT4), as_is(NVFP4)),
+    "values_by_way_of_f32": six(NVFP4, NVFP4, sr(INT4), as_is(NVFP4), sr(NVFP4), as_is(NVFP4)),
+    "values_of_f32": six(INT4, NVFP4, sr(NVFP4), as_is(NVFP4), sr(NVFP4), as_is(INT4)),
+    "transposed_of_f32": six(INT4, tile(NVFP4), sr(NVFP4), shared(tile(NVFP4)), sr(NVFP4), NVFP4),
+    "transposed_in_f32": six(NVFP4, tile(NVFP4), sr(INT4), shared(tile(NVFP4)), sr(NVFP4), NVFP4),
     "again_of_encode": six(ENCODE, ENCODE, sr(ENCODE), again(NVFP4), sr(ENCODE), again(sr(NVFP4))),
     "again_of_held": six(HELD, tile(HELD), sr(NVFP4), again(NVFP4), sr(NVFP4), again(sr(NVFP4))),
     "again_of_fp8": six(E4M3, E4M3, sr(NVFP4), again(NVFP4), sr(NVFP4), again(NVFP4)),
@@ -310,7 +314,9 @@ def crc(array):
 
 
 def f32_bits(x):
-    return np.ascontiguousarray(x, np.float32).view(np.uint32)
+    """Every NaN as one."""
+    x = np.ascontiguousarray(x, np.float32)
+    return np.where(np.isnan(x), np.float32(np.nan), x).view(np.uint32)
 
 
 def f32_text(x):
@@ -357,8 +363,13 @@ def make_operand(plan, gemm, side, tensors, made):
     return rn.make(c, x, token_operand, draws, amax)
 
 
-def gemm_dtype(cells):
-    return "f32" if "f32" in [values_dtype(c) for c in cells] else "bf16"
+def gemm_dtypes(plan):
+    """Of each GEMM's values: f32 where a cell of it asks for that, or one of a GEMM with which it
+    shares values as they are."""
+    needs = ["f32" in map(values_dtype, cells) for cells in plan]
+    shares = [g == 0 or plan[g][1].source in ("values", "transposed") for g in range(3)]
+    any_shared = any(needs[g] for g in range(3) if shares[g])
+    return ["f32" if needs[g] or (shares[g] and any_shared) else "bf16" for g in range(3)]
 
 
 def recipe_lines():
@@ -375,22 +386,45 @@ def recipe_lines():
                     continue
                 one = made[gemm, side] = make_operand(plan, gemm, side, tensors, made)
                 token_operand = gemm == 2 or (gemm == 1 and side == 1)
-                yield from made_lines(c, one, token_operand, gemm_dtype(plan[gemm]), RUNS)
+                yield from made_lines(c, one, token_operand, gemm_dtypes(plan)[gemm], RUNS)
+
+
+def make_of_sweep(c, x, token_operand):
+    tag = SWEEP_LINEAR << 8 | (1 + token_operand) << 4
+    draws = rn.Draws(SEED, STEP, tag, 0 if c.tile == "square" else TOKEN_BASE)
+    keeps = c.amax in ("held", "delayed")
+    return rn.make(c, x, token_operand, draws, np.abs(x).max() * np.float32(0.7) if keeps else None)
 
 
 def sweep_lines():
     x = tensor(TOKENS, OUT, 4, 1)
     for i, c in enumerate(sweep()):
         for token_operand in (0, 1):
-            square = c.tile == "square"
-            tag = SWEEP_LINEAR << 8 | (1 + token_operand) << 4
-            draws = rn.Draws(SEED, STEP, tag, 0 if square else TOKEN_BASE)
-            amax = None
-            if c.amax in ("held", "delayed"):
-                amax = np.abs(x).max() * np.float32(0.7)
-            made = rn.make(c, x, token_operand, draws, amax)
+            made = make_of_sweep(c, x, token_operand)
             yield f"sweep {i} {'token' if token_operand else 'row'} -"
             yield from made_lines(c, made, token_operand, values_dtype(c), RUNS[:1])
+
+
+def edge_tensors():
+    """All zeros of both signs; near the smallest and the largest numbers; blocks cut short."""
+    signs = mix(np.arange(BLOCK_ROWS * BLOCK_COLS).reshape(BLOCK_ROWS, BLOCK_COLS), 9) >> 31
+    return {"zero": from_fields(signs, np.full_like(signs, -100), np.zeros_like(signs)),
+            "tiny": block_tensor(0), "huge": block_tensor(16), "ragged": tensor(96, 160, 5, 1)}
+
+
+def edge_lines():
+    """The cells of the sweep on these. The specification does not say how quest counts what a block
+    lacks, and eden's groups of draws are of 16."""
+    for name, x in edge_tensors().items():
+        yield f"edge {name} {crc(rn.bf16_bits(x))}"
+        for i, c in enumerate(sweep()):
+            for token_operand in (0, 1):
+                k = x.shape[0] if token_operand else x.shape[1]
+                if (c.hadamard and k % c.hadamard) or (c.scale_rule == "quest" and k % c.block):
+                    continue
+                made = make_of_sweep(c, x, token_operand)
+                layout = made.values.T if token_operand else made.values
+                yield f"{i} {'token' if token_operand else 'row'} {crc(f32_bits(layout))}"
 
 
 def blocks_lines():
@@ -416,7 +450,7 @@ def make_file():
          tensor(TOKENS, OUT, 4, 1)]
     lines = ["# made by test/make_recipe_vectors.py; described in README.md"]
     lines.append("inputs " + " ".join(crc(rn.bf16_bits(t)) for t in x))
-    for section in (recipe_lines(), sweep_lines(), blocks_lines()):
+    for section in (recipe_lines(), sweep_lines(), edge_lines(), blocks_lines()):
         lines.extend(section)
     return "\n".join(lines) + "\n"
 

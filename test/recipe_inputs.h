@@ -65,6 +65,14 @@ static inline Tensor input_tensor(int rows, int cols, uint32_t seed, int base) {
 
 enum { INPUT_BLOCK_ROWS = 32, INPUT_BLOCK_COLS = 256 };   // 512 blocks of 16
 
+/* Zeros of both signs. Free its data. */
+static inline Tensor input_zeros(uint32_t seed) {
+    Tensor x = input_new(INPUT_BLOCK_ROWS, INPUT_BLOCK_COLS);
+    for (uint32_t i = 0; i < INPUT_BLOCK_ROWS * INPUT_BLOCK_COLS; i++)
+        ((bf16_t *)x.data)[i] = (bf16_t)(input_mix(i, seed) >> 31 << 15);
+    return x;
+}
+
 /* A block of multiples of a quarter of its scale: the numbers of E2M1 and the ties between. */
 static inline float input_tie(uint32_t i, uint32_t h, uint32_t block, int base) {
     static const uint8_t quarters[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 22, 24};

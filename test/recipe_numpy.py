@@ -245,7 +245,8 @@ class Scaling:
         return scale, np.where(zero, F32(1), np.minimum(self.E / m_b, FLT_MAX))
 
     def outer(self, m_b, m_o):
-        o = np.where(m_o == 0, F32(1), m_o / self.T / self.E)
+        o = m_o / self.T / self.E
+        o = np.where(o == 0, F32(1), o)
         scale = self.number(m_b / o / self.E)
         return scale, np.minimum(F32(1) / (scale * o), FLT_MAX), o
 
@@ -329,16 +330,30 @@ def make_whole(c, v, m_t, rounded):
     return Made(q, q, None, None, E, np.abs(y) < E)
 
 
+def round_up(count, multiple):
+    return -(-count // multiple) * multiple
+
+
+def padded(x, rows, k):
+    return np.pad(x, ((0, rows - x.shape[0]), (0, k - x.shape[1])))
+
+
 def make_blocks(c, v, m_t, rounded, token_operand, draws):
+    """Elements that a block at the edge lacks are zeros."""
     s = Scaling(c, m_t)
-    blocks = v.reshape(v.shape[0], -1, c.block)
-    square = c.tile == "square"
+    square, span = c.tile == "square", c.outer or c.block
+    rows = round_up(v.shape[0], c.block if square else 1)
+    k = round_up(v.shape[1], span)
+    blocks = padded(v, rows, k).reshape(rows, -1, c.block)
     m_b = block_max(blocks, square)
 
-    def quantized(y):
-        return rounded(y.reshape(v.shape)).reshape(blocks.shape)
+    def cropped(a):
+        return np.broadcast_to(a, blocks.shape).reshape(rows, k)[: v.shape[0], : v.shape[1]]
 
-    div, o = (F32(1) if c.amax == "none" else s.ET), None
+    def quantized(y):
+        return padded(rounded(cropped(y)), rows, k).reshape(blocks.shape)
+
+    div, o = (F32(1) if c.amax == "none" else s.ET), F32(1)
     if c.select != "none":
         scale, y, q = select(s, blocks, m_b, square, quantized)
     elif c.rounding == "eden":
@@ -347,25 +362,27 @@ def make_blocks(c, v, m_t, rounded, token_operand, draws):
     elif c.scale_rule == "encode":
         scale, y, q = encode(s, blocks, m_b, quantized)
     else:
-        if c.outer:
-            spans = v.reshape(v.shape[0], -1, c.outer)
-            m_o = np.repeat(block_max(spans, False), c.outer // c.block, axis=1)
-            scale, mult, o = s.outer(m_b, m_o)
-        elif c.scale == "f32":
-            scale, mult = s.f32(m_b)
-        elif c.scale == "e8m0":
-            scale, mult = s.power(m_b, blocks)
-            div = F32(0.75) if c.headroom else F32(1)
-        else:
-            scale, mult = s.nearest(m_b)
+        scale, mult, o = block_scale(s, blocks, m_b)
+        if c.scale_rule == "floor" and c.headroom:
+            div = F32(0.75)
         y = blocks * mult
         q = quantized(y)
-    values = q / scale if c.scale_rule == "encode" else q * scale
-    if o is not None:
-        values = values * o
-    whole = np.broadcast_to(scale, blocks.shape).reshape(v.shape)
-    return Made(values.reshape(v.shape), q.reshape(v.shape), whole, None, div,
-                (np.abs(y) < s.E).reshape(v.shape))
+    values = q / scale if c.scale_rule == "encode" else q * scale * o
+    return Made(cropped(values), cropped(q), cropped(scale), None, div, cropped(np.abs(y) < s.E))
+
+
+def block_scale(s, blocks, m_b):
+    """Of the rules that only multiply: scale, multiplier, and the outer scale or 1."""
+    c = s.c
+    if c.outer:
+        spans = blocks.reshape(len(blocks), -1, c.outer)
+        m_o = np.repeat(block_max(spans, False), c.outer // c.block, axis=1)
+        return s.outer(m_b, m_o)
+    if c.scale == "f32":
+        return *s.f32(m_b), F32(1)
+    if c.scale == "e8m0":
+        return *s.power(m_b, blocks), F32(1)
+    return *s.nearest(m_b), F32(1)
 
 
 def select(s, blocks, m_b, square, quantized):

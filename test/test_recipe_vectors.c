@@ -93,6 +93,13 @@ static const char *read_fixture(void) {
 
 static uint32_t hex(const char *text) { return (uint32_t)strtoul(text, NULL, 16); }
 
+static float largest(Tensor x) {
+    float most = 0;
+    for (int64_t i = 0; i < tensor_count(x); i++)
+        most = fmaxf(most, fabsf(bf16_to_f32(((const bf16_t *)x.data)[i])));
+    return most;
+}
+
 /* Sets fields of a cell from "key=value key=value", as rules of a config do. */
 static Operand cell_of(const char *text) {
     Rule rule = rule_default();
@@ -126,6 +133,17 @@ static float value_at(const QOperand *q, int64_t i) {
                               : bf16_to_f32(((const bf16_t *)q->data)[i]);
 }
 
+/* Of all values as f32, every NaN as one. */
+static uint32_t values_crc(const QOperand *q) {
+    uint32_t crc = 0;
+    for (int64_t i = 0; i < q->rows * q->k; i++) {
+        float value = value_at(q, i);
+        uint32_t bits = value == value ? bits_from_f32(value) : 0x7FC00000u;
+        crc = crc32_update(crc, &bits, sizeof(bits));
+    }
+    return crc;
+}
+
 /* A few values in a row of the operand. */
 static void expect_run(const QOperand *q, const Entry *e, int run) {
     char got[96], what[48];
@@ -151,15 +169,10 @@ static void expect_values(const QOperand *q, const Entry *e) {
     if (e->amax[0] == '-') EXPECT(!q->amax, "%s %s %s: a maximum", e->name, e->gemm, e->operand);
     else expect_word(q->amax ? bits_from_f32(*q->amax) : 0, e->amax, "maximum in use", e);
     for (int i = 0; i < e->num_runs; i++) expect_run(q, e, i);
-    uint32_t crc = 0;
-    for (int64_t i = 0; i < q->rows * q->k; i++) {
-        float value = value_at(q, i);
-        crc = crc32_update(crc, &value, sizeof(value));
-    }
-    expect_word(crc, e->values, "CRC of values", e);
+    expect_word(values_crc(q), e->values, "CRC of values", e);
     if (e->mask[0] != '-') {
         REQUIRE(q->mask, "%s %s %s: no mask", e->name, e->gemm, e->operand);
-        crc = crc32_update(0, q->mask, (size_t)(q->rows * q->k / 8));
+        uint32_t crc = crc32_update(0, q->mask, (size_t)(q->rows * q->k / 8));
         expect_word(crc, e->mask, "CRC of mask", e);
     }
 }
@@ -167,6 +180,15 @@ static void expect_values(const QOperand *q, const Entry *e) {
 // --- operands by the ops ---
 
 static StepState state;   // of every quantiser here
+
+/* Of the four tensors: x, w and dy of a linear, and what sweeps quantise. */
+static Tensor input(int which) {
+    static const struct {
+        int rows, cols, base;
+    } kinds[4] = {{TOKENS, IN, 0}, {OUT, IN, -5}, {TOKENS, OUT, -20}, {TOKENS, OUT, 1}};
+    return input_tensor(kinds[which].rows, kinds[which].cols, (uint32_t)which + 1,
+                        kinds[which].base);
+}
 
 /* One operand of x by the CPU's ops; its memory is the caller's to free. */
 typedef struct {
@@ -216,6 +238,12 @@ static void make_single(Single *s, Tensor x, const char *amax) {
     quantize_pair_cpu(NULL, row, row_how, token, token_how, x);
 }
 
+static void expect_input(Tensor x, const char *want, const char *which) {
+    char got[12];
+    snprintf(got, sizeof(got), "%08x", (unsigned)crc32_update(0, x.data, tensor_bytes(x)));
+    EXPECT(strcmp(got, want) == 0, "tensor %s: %s, want %s", which, got, want);
+}
+
 static const char *kept_amax(const Entry *e, const Operand *cell) {
     return cell->amax == AMAX_DELAYED || cell->amax == AMAX_HELD ? e->amax : NULL;
 }
@@ -239,29 +267,146 @@ static void expect_packed(const Entry *e, Tensor x, int token_operand, uint32_t 
     end_single(&s);
 }
 
-// --- cases ---
+// --- operands of a linear layer ---
 
-static uint32_t input_crc(Tensor x) { return crc32_update(0, x.data, tensor_bytes(x)); }
+/* A linear with one set of tensors, on the CPU, in memory of its own. */
+typedef struct {
+    Engine engine;
+    Linear l;
+    Param weight;
+    ParamTable table;
+    LinearSaved saved;
+    Tensor x, dy;
+} Layer;
 
-/* Of the four tensors: x, w and dy of a linear, and what sweeps quantise. */
-static Tensor input(int which) {
-    static const struct {
-        int rows, cols, base;
-    } kinds[4] = {{TOKENS, IN, 0}, {OUT, IN, -5}, {TOKENS, OUT, -20}, {TOKENS, OUT, 1}};
-    return input_tensor(kinds[which].rows, kinds[which].cols, (uint32_t)which + 1,
-                        kinds[which].base);
+static int64_t scratch_bytes(const Layer *y, GemmKind g) {
+    return (int64_t)linear_scratch_bytes(&y->engine, &y->l, g, TOKENS);
 }
+
+static void place_layer(Layer *y, Arena *a) {
+    Engine *e = &y->engine;
+    int64_t row = max_i64(scratch_bytes(y, GEMM_FPROP), scratch_bytes(y, GEMM_DGRAD));
+    linear_place_weights(e, &y->l, a);
+    linear_place_saved(e, &y->l, &y->saved, a, TOKENS);
+    if (linear_keeps_maxima(&y->l))
+        linear_place_maxima(&y->l, a, arena_tensor(a, DT_F32, 1, NUM_GEMMS * NUM_SIDES));
+    e->row_buffer = arena_tensor(a, DT_U8, 1, row);
+    e->token_buffer = arena_tensor(a, DT_U8, 1, scratch_bytes(y, GEMM_WGRAD));
+}
+
+/* plan: of a linear that draws as number LINEAR. Returns its arena. */
+static Arena begin_layer(Layer *y, const LinearPlan *plan, Device *d) {
+    memset(y, 0, sizeof(*y));
+    state.step = STEP;
+    state.token_base = TOKEN_BASE;
+    y->x = input(0);
+    y->weight.value = input(1);
+    y->dy = input(2);
+    y->table.params = &y->weight;
+    y->table.count = 1;
+    y->engine.device = d;
+    y->engine.ops = &ops_cpu;
+    y->engine.params = &y->table;
+    y->engine.state = &state;
+    y->engine.seed = SEED;
+    y->engine.fp4 = FP4_EMULATED;
+    y->engine.training = 1;
+    y->l.id = LINEAR;
+    y->l.in = IN;
+    y->l.out = OUT;
+    y->l.bias = -1;
+    y->l.plan = *plan;
+    Arena a = arena_measure("recipe vectors", d);
+    place_layer(y, &a);
+    arena_commit(&a);
+    memset(a.base, 0, a.size);
+    place_layer(y, &a);
+    return a;
+}
+
+static void end_layer(Layer *y, Arena *a) {
+    free(y->x.data), free(y->weight.value.data), free(y->dy.data);
+    arena_free(a);
+}
+
+/* The codes that native GEMMs read, of operands that are made of tensors. */
+static void expect_codes_of(const Layer *y, const Entry *e, GemmKind g, Side s) {
+    int is_w = strcmp(e->operand, "w") == 0, token_operand = g == GEMM_WGRAD || (is_w && g);
+    Tensor x = is_w ? y->weight.value : strcmp(e->operand, "x") == 0 ? y->x : y->dy;
+    expect_packed(e, x, token_operand, rng_quantize_tag(LINEAR, g, s, 0), !is_w);
+}
+
+/* Six entries of one plan, in the order of its cells. */
+static void expect_plan(const Entry *entries, const LinearPlan *plan, Device *d) {
+    Layer y;
+    Arena a = begin_layer(&y, plan, d);
+    linear_prepare(&y.engine, &y.l);
+    QOperand x = linear_input(&y.engine, &y.l, &y.saved, y.x);
+    LinearGrad grad;
+    const QOperand *made[NUM_GEMMS][NUM_SIDES] = {
+        {&x, &y.l.w[GEMM_FPROP]}, {&grad.row, &y.l.w[GEMM_DGRAD]}, {&grad.token, &y.saved.token_x}};
+    for (int g = 0; g < NUM_GEMMS; g++) {
+        if (g == GEMM_DGRAD)
+            grad = linear_output_grad(&y.engine, &y.l, y.dy);   // reuses x's memory
+        for (int side = 0; side < NUM_SIDES; side++) {
+            const Entry *e = &entries[g * NUM_SIDES + side];
+            if (!operand_is_quantized(&plan->cell[g][side])) continue;
+            expect_values(made[g][side], e);
+            if (e->codes[0] != '-') expect_codes_of(&y, e, (GemmKind)g, (Side)side);
+        }
+    }
+    end_layer(&y, &a);
+}
+
+/* The plan that the entries spell out, which a recipe of that name has cell by cell. */
+static LinearPlan plan_of(const Entry *entries) {
+    LinearPlan plan;
+    const Recipe *recipe = recipe_find(entries->name);
+    for (int i = 0; i < NUM_GEMMS * NUM_SIDES; i++) {
+        const Entry *e = &entries[i];
+        int g = i / NUM_SIDES, side = i % NUM_SIDES;
+        Operand cell = plan.cell[g][side] = cell_of(e->cell);
+        expect_text(gemm_names[g], e->gemm, "GEMM", e);
+        expect_text(operand_names[g][side], e->operand, "operand", e);
+        if (!recipe) continue;
+        const Operand *have = &recipe->plan.cell[g][side];
+        const char *field = operand_difference(have, &cell);
+        if (!field && have->source != cell.source) field = "source";
+        if (field)
+            expect_text(operand_field_text(have, field), operand_field_text(&cell, field), field,
+                        e);
+    }
+    return plan;
+}
+
+// --- cases ---
 
 CASE(inputs_are_the_generator_s) {
     read_fixture();
     for (int i = 0; i < 4; i++) {
         Tensor x = input(i);
-        char got[12];
-        snprintf(got, sizeof(got), "%08x", (unsigned)input_crc(x));
-        EXPECT(strcmp(got, fixture.inputs[i]) == 0, "tensor %d: %s, want %s", i, got,
-               fixture.inputs[i]);
+        expect_input(x, fixture.inputs[i], "of a linear or the sweep");
         free(x.data);
     }
+}
+
+CASE(operands_of_every_recipe) {
+    read_fixture();
+    Device *d = device_cpu_open(1);
+    int num_quantized = 0, seen = 0;
+    for (int i = 0; i < num_recipes; i++) num_quantized += recipe_is_quantized(&recipes[i]);
+    for (int i = 0; i < fixture.count; i++) {
+        const Entry *entries = &fixture.entries[i];
+        if (strcmp(entries->section, "recipe") != 0) continue;
+        LinearPlan plan = plan_of(entries);
+        const char *error = recipe_error(&plan, IN, OUT, TOKENS);
+        EXPECT(!error, "%s: %s", entries->name, error);
+        if (!error) expect_plan(entries, &plan, d);
+        seen += recipe_find(entries->name) != NULL;
+        i += NUM_GEMMS * NUM_SIDES - 1;
+    }
+    EXPECT_EQ_I64(seen, num_quantized, "quantised recipes in the fixture");
+    d->close(d);
 }
 
 CASE(cells_that_no_recipe_has) {
@@ -281,6 +426,52 @@ CASE(cells_that_no_recipe_has) {
         end_single(&s);
     }
     free(x.data);
+}
+
+static Tensor edge_input(const char *which) {
+    if (strcmp(which, "tiny") == 0) return input_blocks(0, -130, 0);
+    if (strcmp(which, "huge") == 0) return input_blocks(16, 110, 0);
+    return strcmp(which, "zero") == 0 ? input_zeros(9) : input_tensor(96, 160, 5, 1);
+}
+
+/* Number `index` of the sweep, on another tensor: an operand's values. */
+static void expect_edge(Tensor x, const char *which, int index, const char *direction,
+                        const char *want) {
+    const Entry *entry = NULL;
+    for (int i = 0; i < fixture.count && !entry; i++) {
+        const Entry *e = &fixture.entries[i];
+        if (strcmp(e->section, "sweep") == 0 && atoi(e->name) == index) entry = e;
+    }
+    REQUIRE(entry, "no cell %d", index);
+    Entry e = *entry;
+    snprintf(e.section, sizeof(e.section), "%s", which);
+    snprintf(e.gemm, sizeof(e.gemm), "%s", direction);
+    Operand cell = cell_of(e.cell);
+    char kept[12];
+    Single s;
+    begin_single(&s, cell, x, FORM_VALUES, strcmp(direction, "token") == 0);
+    snprintf(kept, sizeof(kept), "%08x", (unsigned)bits_from_f32(largest(x) * 0.7f));
+    make_single(&s, x, kept_amax(&e, &cell) ? kept : NULL);
+    expect_word(values_crc(&s.q), want, "CRC of values", &e);
+    end_single(&s);
+}
+
+CASE(those_cells_at_the_edges_of_numbers_and_shapes) {
+    char which[16] = "", direction[8], crc[12];
+    Tensor x = {NULL, DT_BF16, 0, 0};
+    int index, seen = 0;
+    for (const char *line = read_fixture(); *line; line += strlen(line) + 1) {
+        if (sscanf(line, "edge %15s %11s", which, crc) == 2) {
+            free(x.data);
+            x = edge_input(which);
+            expect_input(x, crc, which);
+        } else if (sscanf(line, "%d %7s %11s", &index, direction, crc) == 3) {
+            expect_edge(x, which, index, direction, crc);
+            seen++;
+        }
+    }
+    free(x.data);
+    EXPECT(seen > 4 * fixture.count / 2, "%d operands", seen);
 }
 
 static void expect_blocks(Tensor x, const char *line, int token_operand) {
@@ -315,7 +506,7 @@ static void expect_blocks(Tensor x, const char *line, int token_operand) {
 CASE(nvfp4_blocks_of_all_scales) {
     const char *line = read_fixture();
     int index, exponent, seen = 0;
-    char kind[16], crc[12], got[12];
+    char kind[16];
     Tensor x = {NULL, DT_BF16, 0, 0};
     for (; *line; line += strlen(line) + 1) {
         if (sscanf(line, "blocks %d %d %15s", &index, &exponent, kind) == 3) {
@@ -323,9 +514,7 @@ CASE(nvfp4_blocks_of_all_scales) {
             x = input_blocks(index, exponent, strcmp(kind, "ties") == 0);
             seen++;
         } else if (strncmp(line, "input ", 6) == 0) {
-            REQUIRE(sscanf(line, "input %11s", crc) == 1, "%s", line);
-            snprintf(got, sizeof(got), "%08x", (unsigned)input_crc(x));
-            EXPECT(strcmp(got, crc) == 0, "tensor %d: %s, want %s", index, got, crc);
+            expect_input(x, line + strlen("input "), kind);
         } else if (strncmp(line, "row ", 4) == 0 || strncmp(line, "token ", 6) == 0) {
             expect_blocks(x, line, line[0] == 't');
         }
