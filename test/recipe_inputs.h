@@ -73,6 +73,21 @@ static inline Tensor input_zeros(uint32_t seed) {
     return x;
 }
 
+/* Blocks of 16 with every bf16 significand as their maximum, over 12 binades, under a maximum of
+   the tensor for which the order of operations shows in scales. Free its data. */
+static inline Tensor input_every_maximum(uint32_t seed) {
+    Tensor x = input_new(96, INPUT_BLOCK_COLS);
+    for (uint32_t i = 0; i < 96 * INPUT_BLOCK_COLS; i++) {
+        uint32_t h = input_mix(i, seed), block = i / 16, mantissa = h & 0x7F;
+        int exponent = 127 - (int)(block / 128);
+        if (i % 16 == 0) mantissa = block % 128;
+        else exponent -= 1 + input_trailing_zeros(h >> 7 & 0xFFFF, 8);
+        ((bf16_t *)x.data)[i] =
+            i ? input_number(h >> 31, exponent, mantissa) : input_number(h >> 31, 128, 42);
+    }
+    return x;
+}
+
 /* A block of multiples of a quarter of its scale: the numbers of E2M1 and the ties between. */
 static inline float input_tie(uint32_t i, uint32_t h, uint32_t block, int base) {
     static const uint8_t quarters[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 22, 24};

@@ -106,8 +106,8 @@ def philox(counter, key):
     k = [np.uint64(key & 0xFFFFFFFF), np.uint64(key >> 32)]
     for _ in range(10):
         p0, p1 = np.uint64(0xD2511F53) * c[0], np.uint64(0xCD9E8D57) * c[2]
-        high0, low0, high1, low1 = p0 >> np.uint64(32), p0 & MASK32, p1 >> np.uint64(32), p1 & MASK32
-        c = [high1 ^ c[1] ^ k[0], low1, high0 ^ c[3] ^ k[1], low0]
+        high0, high1 = p0 >> np.uint64(32), p1 >> np.uint64(32)
+        c = [high1 ^ c[1] ^ k[0], p1 & MASK32, high0 ^ c[3] ^ k[1], p0 & MASK32]
         k = [(k[0] + np.uint64(0x9E3779B9)) & MASK32, (k[1] + np.uint64(0xBB67AE85)) & MASK32]
     return c
 
