@@ -538,7 +538,7 @@ def check_powers(report):
 
 
 def check_errors(report):
-    """Mean squared errors on N(0,1), within 2 %; those of plain NVFP4 stand in dev/NUMERICS.md 3.4."""
+    """Squared errors on N(0,1), within 2 %; those of plain NVFP4 stand in dev/NUMERICS.md 3.4."""
     x = rn.bf16(np.random.default_rng(7).standard_normal((256, 1024)).astype(np.float32))
     draws = rn.Draws(1, 2, 3, 0)
     cells = ((NVFP4, 9.06), (tile(NVFP4), 12.36), (SELECT, 7.56), (sr(NVFP4), 18.8),
