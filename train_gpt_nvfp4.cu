@@ -121,6 +121,9 @@ static void train_step(Run *r) {
         Tensor maxima = r->model.maxima;
         if (!tensor_empty(maxima))
             r->comm->all_reduce(r->comm, (float *)maxima.data, tensor_count(maxima), COMM_MAX);
+        Tensor squares = r->model.channel_squares;
+        if (!tensor_empty(squares))
+            r->comm->all_reduce(r->comm, (float *)squares.data, tensor_count(squares), COMM_SUM);
     }
     optimizer_step(&r->model, &r->config);
     model_begin_step(&r->model, r->step + 1);

@@ -108,6 +108,8 @@ typedef struct {
         GemmKernel gemm;
         StochasticKind stochastic;
         Smoothing smooth_swiglu;
+        // of in-features; fraction 0: none
+        struct { float fraction; int64_t from, to; } out_control;
         // start 0: never
         struct { int64_t start, period, window; float threshold; } osci_reset;
     } precision;

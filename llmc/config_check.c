@@ -90,6 +90,17 @@ static void check_precision(const Config *c) {
             "model.act=swiglu",
             smoothing_names[c->precision.smooth_swiglu], act_info[c->model.act].name);
     }
+    if (c->precision.out_control.to < c->precision.out_control.from) {
+        die(EXIT_CONFIG,
+            "config: precision.out_control.to is %lld; legal: from precision.out_control.from %lld "
+            "on",
+            (long long)c->precision.out_control.to, (long long)c->precision.out_control.from);
+    }
+    if (c->precision.out_control.fraction > 0 && c->precision.backend == BACKEND_NATIVE) {
+        die(EXIT_CONFIG,
+            "config: precision.out_control mixes MXFP8 channels into products, which only decoded "
+            "values can; precision.backend is native; set precision.backend=emulate");
+    }
     if (c->precision.osci_reset.window >= c->precision.osci_reset.period) {
         die(EXIT_CONFIG,
             "config: precision.osci_reset.window is %lld; legal: less than "

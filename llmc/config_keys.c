@@ -143,6 +143,13 @@ const ConfigKey config_keys[] = {
     {KEY(ENUM, precision.smooth_swiglu), "none", 0, 0,
      "Smooth-SwiGLU. token: the largest magnitude of up, token by token, divides what is quantised "
      "and multiplies the product", NULL, CHOICES(smoothing_names)},
+    {KEY(FLOAT, precision.out_control.fraction), "0", 0, 1,
+     "share of each linear's in-features, those of largest norm, that fprop multiplies in MXFP8 "
+     "(OutControl; decoded values only); 0: none", NULL, .open = OPEN_MAX},
+    {KEY(INT64, precision.out_control.from), "501", 1, MAX_COUNT,
+     "first step, counted from 1, of those that norms are taken of", NULL},
+    {KEY(INT64, precision.out_control.to), "550", 1, MAX_COUNT,
+     "last one; from the next on the features are fixed", NULL},
     {KEY(INT64, precision.osci_reset.start), "0", 0, MAX_COUNT,
      "step from which weights whose rounded values swing are set to these (OsciReset); 0: never",
      NULL},

@@ -47,7 +47,19 @@ static int shares_values(const Linear *l, GemmKind a, GemmKind b) {
                       (b == GEMM_FPROP || linear_takes_over(l, b)));
 }
 
+int linear_controls_channels(const Linear *l) {
+    return l->channels.wanted && operand_is_quantized(linear_cell(l, GEMM_FPROP, SIDE_A)) &&
+           operand_is_quantized(linear_cell(l, GEMM_FPROP, SIDE_B));
+}
+
+void linear_watch_channels(Engine *e, const Linear *l, Tensor x) {
+    if (!e->training || !e->records || !linear_controls_channels(l)) return;
+    const LinearChannels *c = &l->channels;
+    e->ops->channel_squares(e->device, c->current, x, c->steps, e->state);
+}
+
 DType linear_values_dtype(const Linear *l, GemmKind g) {
+    if (linear_controls_channels(l) && shares_values(l, g, GEMM_FPROP)) return DT_F32;
     for (int i = 0; i < NUM_GEMMS * NUM_SIDES; i++) {
         GemmKind other = (GemmKind)(i / NUM_SIDES);
         const Operand *o = linear_cell(l, other, (Side)(i % NUM_SIDES));
@@ -97,7 +109,8 @@ OperandForm linear_gemm_form(const Engine *e, const Linear *l, GemmKind g) {
     int both_fp8 =
         operand_is_fp8(a) && operand_is_fp8(b) && (a->elem == DT_E4M3 || b->elem == DT_E4M3);
     int packed = (both_fp4 && e->fp4 != FP4_EMULATED) || (both_fp8 && e->fp8);
-    return packed && !needs_values(l, g) ? FORM_PACKED : FORM_VALUES;
+    int as_values = needs_values(l, g) || linear_controls_channels(l);
+    return packed && !as_values ? FORM_PACKED : FORM_VALUES;
 }
 
 /* Decoded values; or codes and, aligned behind them, block scales. */

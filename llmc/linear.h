@@ -70,6 +70,7 @@ typedef struct {
     int records;                 // 1: maxima of tensors go into what later steps use
     Tensor row_buffer;           // scratch for the row operand of one linear, (1, bytes)
     Tensor token_buffer;         // scratch for the token operand of one dy, likewise
+    Tensor rest_buffer;          // scratch for an x or w without its chosen channels, likewise
     int64_t quantized_gemms;     // counted as they run: the debug check on the plan
     const LinearObserver *observer;   // NULL: none
 } Engine;
@@ -82,6 +83,15 @@ typedef struct {
     Tensor history;              // (6, AMAX_HISTORY) f32; empty without delayed ones
 } LinearMaxima;
 
+/* OutControl (ops/channels.h), for those of a linear's in-features whose norm is largest: empty
+   where it is not asked for. */
+typedef struct {
+    int wanted;                  // 1: asked for; done where both operands of fprop are quantised
+    StepRange steps;             // that norms are taken of
+    Tensor current, total;       // (1,C) f32: sums of squares, of this step and of those before
+    Tensor chosen;               // (1,C) f32: 1 or 0
+} LinearChannels;
+
 struct Linear {
     char name[96];               // "blocks.3.attn.qkv"
     int id;                      // in order of declaration; names the layer in random draws
@@ -90,6 +100,7 @@ struct Linear {
     LinearPlan plan;
     Tensor amax;                 // (1, 6) f32, in use: one scalar per GEMM operand
     LinearMaxima maxima;
+    LinearChannels channels;
     // weight made for fprop and dgrad, (1, bytes); empty where plain or shared
     Tensor w_buffers[2];
     Tensor w_mask;               // (OC, C/8) u8: of fprop's w; empty without one
@@ -155,6 +166,10 @@ void linear_forward(Engine *e, const Linear *l, Tensor out, const QOperand *x);
 LinearGrad linear_output_grad(Engine *e, Linear *l, Tensor dy);
 void linear_backward(Engine *e, const Linear *l, Tensor dx, const LinearGrad *grad,
                      const LinearSaved *saved);
+/* 1 where fprop multiplies chosen channels in MXFP8: then all three products multiply values. */
+int linear_controls_channels(const Linear *l);
+/* In forward passes that train: adds x to the sums that channels are chosen by. */
+void linear_watch_channels(Engine *e, const Linear *l, Tensor x);
 /* What fprop multiplies for the weight, of out's elements (OC,C) f32: decoded, with the tensor's
    scale, and where it is transformed, back from there. */
 void linear_decode_weight(Engine *e, const Linear *l, Tensor out);

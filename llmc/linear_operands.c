@@ -135,8 +135,8 @@ static void quantize(Engine *e, Pair *p, Tensor x) {
     }
 }
 
-static void make_operands(Engine *e, const Linear *l, Material m, OperandRequest row,
-                          OperandRequest token) {
+static void make_pair(Engine *e, const Linear *l, Material m, OperandRequest row,
+                      OperandRequest token) {
     Pair p = {NULL, NULL, quantizer(e, l, &row, &m, 0), quantizer(e, l, &token, &m, 1)};
     AmaxSlots slots = {.count = 0};
     if (begin_operand(e, l, &row, m.x, 0)) {
@@ -150,6 +150,24 @@ static void make_operands(Engine *e, const Linear *l, Material m, OperandRequest
     if (!p.row && !p.token) return;
     find_maxima(e, &p, m.x, slots);
     quantize(e, &p, m.x);
+}
+
+/* fprop's operand of what is left without the chosen channels, then these. */
+static void make_controlled(Engine *e, const Linear *l, Material m, OperandRequest row) {
+    OperandRequest no_token = {GEMM_WGRAD, SIDE_A, {0}, NULL, NULL};
+    Tensor rest = tensor_view(e->rest_buffer.data, m.x.dtype, m.x.rows, m.x.cols);
+    e->ops->channels_drop(e->device, rest, m.x, l->channels.chosen);
+    make_pair(e, l, tensor_material(rest, m.is_weight), row, no_token);
+    e->ops->channels_add(e->device, row.operand, m.x, l->channels.chosen);
+}
+
+static void make_operands(Engine *e, const Linear *l, Material m, OperandRequest row,
+                          OperandRequest token) {
+    if (row.operand && row.gemm == GEMM_FPROP && linear_controls_channels(l)) {
+        make_controlled(e, l, m, row);
+        row.operand = NULL;
+    }
+    make_pair(e, l, m, row, token);
 }
 
 /* The token operand alone, of the values of the row operand. */

@@ -6,8 +6,9 @@
 #include <string.h>
 
 #include "common.h"
+#include "model_parts.h"
 
-enum { VOCAB_ALIGN = 128, MAX_KEPT = 6 };   // MAX_KEPT: tensors of a linear that are kept
+enum { VOCAB_ALIGN = 128 };
 
 static const char *const arena_names[NUM_ARENAS] = {
     "parameters",         "gradients",         "optimizer",           "quantised weights",
@@ -133,16 +134,7 @@ static void refuse_plan(Model *m, const Config *c, const Linear *l, int phase) {
         die(EXIT_CONFIG, "precision of %s%s, with eval.micro %d for batch.micro: %s", l->name, when,
             c->eval.micro, error);
     }
-    const Operand *w = &l->plan.cell[GEMM_FPROP][SIDE_B];
-    int is_drawn = operand_is_quantized(w) && (w->rounding == ROUND_STOCHASTIC ||
-                                               w->rounding == ROUND_EDEN);
-    if (c->precision.osci_reset.start > 0 && is_drawn) {
-        die(EXIT_CONFIG,
-            "precision of %s%s: precision.osci_reset looks for weights that swing between codes, "
-            "but fprop.w is drawn anew in each step; set precision.fprop.w.rounding=nearest or "
-            "precision.osci_reset.start=0",
-            l->name, when);
-    }
+    model_refuse_extras(c, l, when);
     int is_f32 = l->plan.cell[GEMM_FPROP][SIDE_A].format == FORMAT_F32;
     if (is_f32 != (m->config.dtype == DT_F32)) {
         die(EXIT_CONFIG,
@@ -152,7 +144,7 @@ static void refuse_plan(Model *m, const Config *c, const Linear *l, int phase) {
     }
 }
 
-static LinearPlan *plan_of(Model *m, int phase, int id) {
+LinearPlan *model_plan(Model *m, int phase, int id) {
     return &m->plans[phase * model_num_linears(m) + id];
 }
 
@@ -160,7 +152,7 @@ static LinearPlan *plan_of(Model *m, int phase, int id) {
 static void take_plans(Model *m, int phase) {
     m->phase = phase;
     for (int id = 0; id < model_num_linears(m); id++)
-        model_linear(m, id)->plan = *plan_of(m, phase, id);
+        model_linear(m, id)->plan = *model_plan(m, phase, id);
 }
 
 static void resolve_plans(Model *m, const Config *c) {
@@ -173,7 +165,7 @@ static void resolve_plans(Model *m, const Config *c) {
         Rule *rules = run_rules(m, c, phase, &num_rules);
         for (int id = 0; id < count; id++) {
             const char *name = model_linear(m, id)->name;
-            *plan_of(m, phase, id) = recipe_resolve(c->precision.recipe, rules, num_rules, name);
+            *model_plan(m, phase, id) = recipe_resolve(c->precision.recipe, rules, num_rules, name);
         }
         free(rules);
         take_plans(m, phase);
@@ -201,9 +193,6 @@ void model_declare(Model *m, const Config *c) {
     m->num_branches = pattern_branch(&m->config, 0, &kind, &index);
     m->blocks = (Block *)xmalloc((size_t)m->num_branches * sizeof(Block));
     m->residual = (Tensor *)xmalloc((size_t)(m->num_branches + 1) * sizeof(Tensor));
-    size_t linears = (size_t)model_num_linears(m);
-    m->kept = (NamedTensor *)xmalloc(MAX_KEPT * linears * sizeof(NamedTensor));
-    m->oscillations = (Oscillation *)xmalloc(linears * sizeof(Oscillation));
     declare_parameters(m);
     m->head_chunks = c->memory.lmhead_chunks ? c->memory.lmhead_chunks : usual_head_chunks(m);
     for (int i = 0; i < m->num_branches; i++) {
@@ -211,6 +200,7 @@ void model_declare(Model *m, const Config *c) {
         b->recompute = c->memory.recompute;
         if (b->kind == &block_mlp && c->precision.smooth_swiglu == SMOOTH_TOKEN) block_smooth(b);
     }
+    model_declare_extras(m, c);
     resolve_plans(m, c);
 }
 
@@ -309,79 +299,11 @@ static void place_scratch(Model *m, Arena *scratch, int training) {
 }
 
 static int has_f32_values(Model *m) {
-    for (int id = 0; id < model_num_linears(m); id++) {
-        const Operand *cells = &model_linear(m, id)->plan.cell[0][0];
-        for (int i = 0; i < NUM_GEMMS * NUM_SIDES; i++)
-            if (operand_values_dtype(&cells[i]) == DT_F32) return 1;
+    for (int i = 0; i < NUM_GEMMS * model_num_linears(m); i++) {
+        const Linear *l = model_linear(m, i / NUM_GEMMS);
+        if (linear_values_dtype(l, (GemmKind)(i % NUM_GEMMS)) == DT_F32) return 1;
     }
     return 0;
-}
-
-static void keep(Model *m, const char *what, const Linear *l, Tensor t) {
-    if (t.rows == 0) return;
-    NamedTensor *kept = &m->kept[m->num_kept++];
-    snprintf(kept->name, sizeof(kept->name), "recipe.%s.%s", l->name, what);
-    kept->tensor = t;
-}
-
-/* The linear in the phase that keeps most: the same for all, so that what it keeps stays. */
-static Linear linear_that_keeps(Model *m, int id) {
-    Linear most = *model_linear(m, id);
-    for (int phase = 0; phase < m->num_phases; phase++) {
-        Linear l = most;
-        l.plan = *plan_of(m, phase, id);
-        int better = linear_keeps_maxima(&l) > linear_keeps_maxima(&most) ||
-                     linear_keeps_history(&l) > linear_keeps_history(&most);
-        if (better) most = l;
-    }
-    return most;
-}
-
-/* What recipes keep from step to step. Maxima of the step at hand lie together, for ranks to share.
-   */
-static void place_kept(Model *m, Arena *tables) {
-    const int operands = NUM_GEMMS * NUM_SIDES;
-    int count = model_num_linears(m), keeps = 0;
-    m->num_kept = 0;
-    for (int id = 0; id < count; id++) {
-        Linear most = linear_that_keeps(m, id);
-        keeps |= linear_keeps_maxima(&most);
-    }
-    if (!keeps) return;
-    m->maxima = arena_tensor(tables, DT_F32, 1, (int64_t)operands * count);
-    for (int id = 0; id < count; id++) {
-        Linear *l = model_linear(m, id), most = linear_that_keeps(m, id);
-        float *current = m->maxima.data ? (float *)m->maxima.data + operands * id : NULL;
-        linear_place_maxima(&most, tables, tensor_view(current, DT_F32, 1, operands));
-        l->maxima = most.maxima;
-        keep(m, "amax", l, l->maxima.kept);
-        keep(m, "amax_history", l, l->maxima.history);
-    }
-}
-
-/* 1 where in some phase fprop multiplies a quantised weight. */
-static int ever_quantises_weight(Model *m, int id) {
-    for (int phase = 0; phase < m->num_phases; phase++)
-        if (operand_is_quantized(&plan_of(m, phase, id)->cell[GEMM_FPROP][SIDE_B])) return 1;
-    return 0;
-}
-
-static void place_oscillations(Model *m, Arena *optimizer, Arena *scratch) {
-    int64_t most = 0;
-    for (int id = 0; id < model_num_linears(m); id++) {
-        const Linear *l = model_linear(m, id);
-        if (!ever_quantises_weight(m, id)) continue;
-        Oscillation *o = &m->oscillations[id];
-        *o = oscillation_place(optimizer, l->out, l->in);
-        keep(m, "last_w", l, o->last_w);
-        keep(m, "last_q", l, o->last_q);
-        keep(m, "moved_w", l, o->moved_w);
-        keep(m, "moved_q", l, o->moved_q);
-        most = max_i64(most, tensor_count(o->last_w));
-    }
-    m->oscillation_now = arena_tensor(scratch, DT_F32, 1, most);
-    m->oscillation_count =
-        (int64_t *)arena_tensor(scratch, DT_U8, 1, sizeof(*m->oscillation_count)).data;
 }
 
 static OpLimits limits_of(Model *m, const Config *c) {
@@ -415,9 +337,7 @@ static void layout(Model *m, const Config *c, const Ops *ops, int training) {
         m->rope_table = arena_tensor(&a[ARENA_TABLES], DT_F32, m->max_T, m->config.head_dim);
         for (int i = 0; i < m->num_branches; i++) m->blocks[i].rope_table = m->rope_table;
     }
-    place_kept(m, &a[ARENA_TABLES]);
-    if (training && c->precision.osci_reset.start > 0)
-        place_oscillations(m, &a[ARENA_OPTIMIZER], &a[ARENA_SCRATCH]);
+    model_place_kept(m, c, training);
     place_scratch(m, &a[ARENA_SCRATCH], training);
     place_saved(m, &a[ARENA_SAVED]);
     OpLimits limits = limits_of(m, c);
@@ -455,6 +375,8 @@ void model_place(Model *m, const Config *c, Device *d, const Ops *ops, int train
     m->layout_config = c;
     d->zero(d, m->engine.state, sizeof(StepState));
     if (m->maxima.data) d->zero(d, m->maxima.data, tensor_bytes(m->maxima));
+    if (m->channel_squares.data)
+        d->zero(d, m->channel_squares.data, tensor_bytes(m->channel_squares));
     for (int i = 0; i < m->num_kept; i++)
         d->zero(d, m->kept[i].tensor.data, tensor_bytes(m->kept[i].tensor));
     if (m->config.pos != POS_ROPE) return;

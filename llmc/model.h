@@ -58,6 +58,7 @@ typedef struct {
     NamedTensor *kept;           // of recipes, from step to step: what a checkpoint holds of them
     int num_kept;
     Tensor maxima;               // (1, 6 x linears) f32: of this step so far; empty: none are kept
+    Tensor channel_squares;      // (1, in-features of linears) f32: of this step so far; or empty
     Oscillation *oscillations;   // of linears' weights, by id; empty where none are looked for
     Tensor oscillation_now;      // (1, largest of these weights) f32: a decoded operand
     int64_t *oscillation_count;  // device memory

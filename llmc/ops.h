@@ -9,6 +9,7 @@ calls through it and never asks which device it is on. What each op computes is 
 #include "ops/adamw.h"
 #include "ops/amax.h"
 #include "ops/attention.h"
+#include "ops/channels.h"
 #include "ops/cross_entropy.h"
 #include "ops/decode.h"
 #include "ops/embedding.h"
@@ -75,6 +76,10 @@ typedef struct Ops {
     void (*quantize_pair)(Device *, QOperand *row, const Quantizer *, QOperand *token,
                           const Quantizer *, Tensor x);
     void (*decode)(Device *, Tensor out, const QOperand *);
+    void (*channel_squares)(Device *, Tensor sums, Tensor x, StepRange, const StepState *state);
+    void (*channels_advance)(Device *, Tensor total, Tensor current, const StepState *state);
+    void (*channels_drop)(Device *, Tensor out, Tensor x, Tensor chosen);
+    void (*channels_add)(Device *, const QOperand *, Tensor x, Tensor chosen);
     void (*hadamard)(Device *, Tensor out, Tensor x, int along_rows, Hadamard);
     void (*hadamard_inverse)(Device *, Tensor x, const uint8_t *mask, Hadamard);
     /* NULL, or what the library says of a product that it cannot do; nothing is computed. */

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "oscillation.h"
+#include "out_control.h"
 
 static Tensor range(Tensor flat, int64_t begin, int64_t count) {
     return tensor_view((char *)flat.data + dtype_bytes(flat.dtype, begin), flat.dtype, 1, count);
@@ -29,6 +30,7 @@ void optimizer_step(Model *m, const Config *c) {
     plain.weight_decay = 0;
     e->ops->global_norm(e->device, &e->state->grad_norm, m->params.grad);
     e->ops->step_decide(e->device, e->state);
+    out_control_step(m, c);
     oscillation_step(m, c);
     update(m, 0, m->params.num_decayed, decayed);
     update(m, m->params.num_decayed, m->params.num_elements, plain);

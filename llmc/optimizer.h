@@ -1,7 +1,7 @@
 /*
 optimizer -- one AdamW step over the whole ParamTable: the global gradient norm, the decision
-whether to apply the step, OsciReset where it is asked for (oscillation.h), and two updates, of the
-decayed matrices and of the rest.
+whether to apply the step, OutControl and OsciReset where they are asked for (out_control.h,
+oscillation.h), and two updates, of the decayed matrices and of the rest.
 */
 #ifndef LLMC_OPTIMIZER_H
 #define LLMC_OPTIMIZER_H

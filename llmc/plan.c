@@ -8,6 +8,7 @@
 #include "backend.h"
 #include "common.h"
 #include "oscillation.h"
+#include "out_control.h"
 
 /* --- growing text --- */
 
@@ -158,6 +159,9 @@ char *plan_precision_text(Model *m, int brief, const GemmRate *rates) {
     if (has_smooth_blocks(m))
         text_add(&t.text, "%-*s rows divided by their largest |up|, products multiplied by it\n",
                  NAME_WIDTH, "swiglu");
+    if (out_control_linears(m) > 0)
+        text_add(&t.text, "%-*s chosen features of %d linears in MXFP8, decoded values in FP32\n",
+                 NAME_WIDTH, "out_control", out_control_linears(m));
     if (oscillation_weights(m) > 0)
         text_add(&t.text, "%-*s %lld weights, %d bytes each (%.1f MiB of the optimizer's)\n",
                  NAME_WIDTH, "osci_reset", (long long)oscillation_weights(m), OSCILLATION_BYTES,

@@ -29,6 +29,7 @@ enum {
     NORM_RESIDUAL = 8,
     COLUMN_SUM = 2,
     ROPE = 4,                 // of q and k, each way
+    CHANNELS = 6,             // copied without the chosen ones, which are then read
     ACT_FORWARD = 2,          // of input and of output
     ACT_BACKWARD_INPUT = 4,   // and as much of output as forward
     EMBEDDING_FORWARD = 4,
@@ -292,6 +293,7 @@ static void count_linear(Count *n, const Linear *l, Operands of_x) {
     count_quantising(n, l, TENSOR_DY, BOTH_OPERANDS);
     count_quantising(n, l, TENSOR_W, BOTH_OPERANDS);
     count_way_back(n, l);
+    if (linear_controls_channels(l)) add_tokens(n, TERM_QUANTISE_TOKENS, CHANNELS * l->in);
     if (l->bias >= 0) add_tokens(n, TERM_ELEMENTWISE, (double)COLUMN_SUM * l->out);
 }
 

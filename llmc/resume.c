@@ -34,8 +34,8 @@ char *resume_find(const Config *c, int training) {
     "model precision.recipe precision.keep_bf16 precision.rules precision.smooth_swiglu "          \
     "batch.seq_len data.train data.shuffle seed"
 #define CURVE_KEYS                                                                                 \
-    "precision.schedule precision.osci_reset precision.backend precision.gemm "                    \
-    "precision.stochastic batch.micro "        \
+    "precision.schedule precision.osci_reset precision.out_control precision.backend "             \
+    "precision.gemm precision.stochastic batch.micro "        \
     "batch.total_tokens train optim sched guard"
 
 void resume_compare(const Config *c, const char *path, int training) {

@@ -31,7 +31,7 @@ LAYERS = [
         "dataloader*", "tokenizer*", "optimizer*", "safetensors*", "checkpoint*",
         "metrics*", "eval*", "sampler*", "plan*", "train*", "guard*", "selftest*", "backend*",
         "gemm_rates*", "gemm_cache*", "resume*", "predict*", "run.*", "run_*", "gradients*",
-        "verbs*", "plain*", "telemetry*", "gradient_noise*", "oscillation*")]),
+        "verbs*", "plain*", "telemetry*", "gradient_noise*", "oscillation*", "out_control*")]),
 ]
 
 C_SUFFIXES = {".c", ".h", ".cu", ".cuh", ".cpp"}

@@ -1,5 +1,5 @@
 // test_ops_extras_cuda -- CUDA ops that single keys of precision ask for, against their CPU
-// reference: Smooth-SwiGLU, OsciReset and what it reads. As test_ops.cu.
+// reference: Smooth-SwiGLU, OsciReset and what it reads, OutControl. As test_ops.cu.
 #include "ops_compare.h"
 
 // --- Smooth-SwiGLU ---
@@ -137,6 +137,58 @@ CASE(decode) {
         float amax = 3.7f;
         add_bytes(&t, "amax", ARG_IN, &amax, sizeof(amax));
         compare_op(&t, decode, &q, formats[q.format].name);
+        op_test_end(&t);
+    }
+}
+
+// --- OutControl ---
+
+static const Shape channel_shapes[] = {
+    {1, 32},       // one group
+    {37, 200},     // the last group of a row not full; columns no multiple of a warp
+    {1024, 768},   // many blocks
+};
+
+/* t: values, amax, rest, chosen, x. */
+static void control(const Ops *ops, Device *d, const Tensor *t, const void *how) {
+    (void)how;
+    QOperand q = operand_from_tensor(t[0], FORMAT_NVFP4, 1);
+    q.amax = (float *)t[1].data;
+    q.dequant_div = 2688;
+    ops->channels_drop(d, t[2], t[4], t[3]);
+    ops->channels_add(d, &q, t[4], t[3]);
+}
+
+/* t: sums, total, x, state. */
+static void watch(const Ops *ops, Device *d, const Tensor *t, const void *how) {
+    StepRange steps = {1, 1};
+    (void)how;
+    ops->channel_squares(d, t[0], t[2], steps, (const StepState *)t[3].data);
+    ops->channels_advance(d, t[1], t[0], (const StepState *)t[3].data);
+}
+
+CASE(channels) {
+    FOR_SHAPES_AND_SEEDS(channel_shapes) {
+        Shape shape = channel_shapes[s];
+        int64_t N = shape.rows, C = shape.cols;
+        float amax = seed == 1 ? 0.0f : 3.7f;
+        OpTest t = op_test(limits_of(N, C, 16), seed);
+        add_random(&t, "values", ARG_INOUT, shaped(DT_F32, N, C), 1, same_bits);
+        add_bytes(&t, "amax", ARG_INOUT, &amax, sizeof(amax));
+        add_out(&t, "rest", DT_BF16, N, C, same_bits);
+        int chosen = add_in(&t, "chosen", DT_F32, 1, C);
+        float *is_chosen = (float *)t.args[chosen].initial;
+        for (int64_t c = 0; c < C; c++) is_chosen[c] = is_chosen[c] > 1 ? 1.0f : 0.0f;
+        add_random(&t, "x", ARG_IN, shaped(DT_BF16, N, C), 100, same_bits);
+        compare_op(&t, control, NULL, describe(shape, seed));
+        op_test_end(&t);
+        StepState state = {};
+        t = op_test(limits_of(N, C, 16), seed);
+        add_random(&t, "sums", ARG_INOUT, shaped(DT_F32, 1, C), 1, same_bits);
+        add_random(&t, "total", ARG_INOUT, shaped(DT_F32, 1, C), 1, f32_close);
+        add_in(&t, "x", DT_BF16, N, C);
+        add_bytes(&t, "state", ARG_IN, &state, sizeof(state));
+        compare_op(&t, watch, NULL, describe(shape, seed));
         op_test_end(&t);
     }
 }

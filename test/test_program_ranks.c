@@ -84,6 +84,18 @@ static void keeps_maxima_of_all_ranks(const char *name, const char *recipe) {
 CASE(two_ranks_keep_delayed_maxima) { keeps_maxima_of_all_ranks("delayed", "fp8_delayed"); }
 CASE(two_ranks_keep_held_maxima) { keeps_maxima_of_all_ranks("held", "ue5m3"); }
 
+/* Squares of both ranks' inputs choose the features that both multiply in MXFP8 from then on. */
+CASE(two_ranks_choose_the_same_features) {
+    const char *dir = new_dir("out_control");
+    if (!dir) return;
+    static const char words[] =
+        "batch.total_tokens=256 " NVFP4 " precision.out_control.fraction=0.1 "
+        "precision.out_control.from=1 precision.out_control.to=2";
+    run_ranks(dir, 1, words);
+    run_ranks(dir, 2, words);
+    expect_equal_losses(dir, 2, 5e-4);
+}
+
 /* One micro-step on each rank: they are added up in the order in which one rank takes them. */
 CASE(a_micro_step_a_rank) {
     static const char *const recipes[] = {"precision.recipe=bf16", NVFP4};

@@ -123,6 +123,15 @@ CASE(kill_9_around_phases) {
                       80, kills);
 }
 
+/* Sums of steps 11 to 30 choose features, which the steps after them keep. */
+CASE(kill_9_around_out_control) {
+    static const int kills[] = {14, 28, 33, 0};
+    kills_and_resumes("out_control",
+                      "precision.recipe=tetrajet2 precision.out_control.fraction=0.1 "
+                      "precision.out_control.from=11 precision.out_control.to=30",
+                      50, kills);
+}
+
 /* Windows of 8 steps from steps 10 and 30 on; the sums of a window are part of the run. */
 CASE(kill_9_inside_windows_of_osci_reset) {
     static const int kills[] = {14, 16, 39, 0};

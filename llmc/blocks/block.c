@@ -135,8 +135,10 @@ Tensor block_forward(Engine *e, Block *b, const BlockScratch *s, int64_t rows, i
     LinearSaved *in_saved = block_keeps(b, KEPT_NORM_OUT) ? &b->in_saved : NULL;
     LinearSaved *out_saved = block_keeps(b, KEPT_CORE_OUT) ? &b->out_saved : NULL;
 
+    linear_watch_channels(e, &b->in, a.norm_out);
     forward_in(e, b, in_saved, a);
     b->kind->core_forward(e, b, a.core_out, a.core_in, T);
+    linear_watch_channels(e, &b->out, a.core_out);
     QOperand operand = linear_input(e, &b->out, out_saved, a.core_out);
     linear_forward(e, &b->out, branch_out, &operand);
     if (b->smooth)

@@ -1,0 +1,26 @@
+/*
+model_parts -- what model.c and model_kept.c share. Private to them.
+*/
+#ifndef LLMC_MODEL_PARTS_H
+#define LLMC_MODEL_PARTS_H
+
+#include "model.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Of a linear in a phase. */
+LinearPlan *model_plan(Model *m, int phase, int id);
+
+/* What keys of precision beside the recipe ask of the linears, before their plans are resolved. */
+void model_declare_extras(Model *m, const Config *c);
+/* Dies where they cannot have it: of the linear as its plan is now. `when` says from when on. */
+void model_refuse_extras(const Config *c, const Linear *l, const char *when);
+/* What is kept from step to step; called twice by the arena protocol, the same in all phases. */
+void model_place_kept(Model *m, const Config *c, int training);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
