@@ -298,6 +298,7 @@ static double sum_of(Tensor t) {
 /* Every chosen feature's sum is at least that of every other one; of equals it is the first. */
 static void expect_choice(const Linear *l) {
     const LinearChannels *c = &l->channels;
+    EXPECT(sum_of(c->total) > 0, "%s was never looked at", l->name);
     EXPECT_NEAR(sum_of(c->chosen), round(0.1 * l->in), 0, "%s", l->name);
     for (int64_t i = 0; i < l->in; i++) {
         for (int64_t k = 0; k < l->in; k++) {
@@ -355,6 +356,39 @@ CASE(equal_features_are_chosen_in_order) {
     EXPECT_NEAR(sum_of(l->channels.chosen), 6, 0, "0.1 of 64");
     run_close(&r);
     EXPECT_EQ_I64(out_control_count(0.1f, 4), 1, "at least one");
+}
+
+static float evaluate(Model *m) {
+    int32_t tokens[128], targets[128];
+    for (int i = 0; i < 128; i++) tokens[i] = i * 7 % 64, targets[i] = i * 11 % 64;
+    m->engine.state->loss = 0;
+    model_evaluate(m, tokens, targets, 2, 64, 1.0f / 128);
+    return m->engine.state->loss;
+}
+
+/* What a checkpoint holds is enough for a model without training. */
+CASE(evaluation_alone_multiplies_the_same) {
+    Run trained, r;
+    run_open(&trained, "precision.recipe=nvfp4");
+    for (int step = 0; step < 5; step++) train_step(&trained, step);
+    declare(&r, "precision.recipe=nvfp4");
+    r.device = device_cpu_open(1);
+    model_place(&r.model, &r.config, r.device, &ops_cpu, 0);
+    Tensor from = trained.model.params.master, values = trained.model.params.value;
+    memcpy(r.model.params.master.data, from.data, tensor_bytes(from));
+    memcpy(r.model.params.value.data, values.data, tensor_bytes(values));
+    EXPECT_EQ_I64(r.model.num_kept, 8, "features of 8 linears, no sums");
+    for (int i = 0; i < r.model.num_kept; i++) {
+        for (int k = 0; k < trained.model.num_kept; k++) {
+            const NamedTensor *want = &trained.model.kept[k];
+            if (strcmp(want->name, r.model.kept[i].name) != 0) continue;
+            memcpy(r.model.kept[i].tensor.data, want->tensor.data, tensor_bytes(want->tensor));
+        }
+    }
+    model_begin_step(&r.model, 5);
+    EXPECT_NEAR(evaluate(&r.model), evaluate(&trained.model), 0, "loss");
+    run_close(&r);
+    run_close(&trained);
 }
 
 /* Passes of backward sum nothing, whatever they work out again. */
