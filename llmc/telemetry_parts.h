@@ -14,9 +14,9 @@ extern "C" {
 #endif
 
 enum {
-    TELEMETRY_LINEARS = 8,    // sampled where no pattern says which
-    TELEMETRY_ROWS = 256,     // of outputs and operands; whole blocks, tiles and transforms
-    TELEMETRY_COLUMNS = 128   // of weights' gradients, and as many rows
+    TELEMETRY_LINEARS = 8,           // sampled where no pattern says which
+    TELEMETRY_ROWS = PRODUCT_ROWS,   // of operands, too: whole blocks, tiles and transforms
+    TELEMETRY_COLUMNS = 128          // of weights' gradients, and as many rows
 };
 
 /* A linear that is looked at. */

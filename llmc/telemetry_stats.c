@@ -13,21 +13,38 @@ static double value_at(Tensor t, int64_t i) {
                              : bf16_to_f32(((const bf16_t *)t.data)[i]);
 }
 
-ProductStats product_stats(Tensor out, Tensor shadow, Tensor bias) {
-    double cross = 0, out2 = 0, shadow2 = 0, error2 = 0;
-    CHECK(out.cols >= shadow.cols && out.rows >= shadow.rows, "a shadow larger than its product");
-    for (int64_t r = 0; r < shadow.rows; r++) {
-        for (int64_t c = 0; c < shadow.cols; c++) {
-            double shift = tensor_empty(bias) ? 0 : value_at(bias, c);
-            double a = value_at(out, r * out.cols + c) - shift;
-            double b = value_at(shadow, r * shadow.cols + c) - shift;
-            cross += a * b;
-            out2 += a * a;
-            shadow2 += b * b;
-            error2 += (a - b) * (a - b);
-        }
+typedef struct {
+    double cross, out2, shadow2, error2;
+} Sums;
+
+static Sums row_sums(Tensor out, Tensor shadow, Tensor bias, int64_t row) {
+    Sums s = {0, 0, 0, 0};
+    for (int64_t c = 0; c < shadow.cols; c++) {
+        double shift = tensor_empty(bias) ? 0 : value_at(bias, c);
+        double a = value_at(out, row * out.cols + c) - shift;
+        double b = value_at(shadow, row * shadow.cols + c) - shift;
+        s.cross += a * b;
+        s.out2 += a * a;
+        s.shadow2 += b * b;
+        s.error2 += (a - b) * (a - b);
     }
-    ProductStats s = {cross / shadow2, cross / sqrt(out2 * shadow2), 10 * log10(shadow2 / error2)};
+    return s;
+}
+
+ProductStats product_stats(Tensor out, Tensor shadow, Tensor bias) {
+    Sums rows[PRODUCT_ROWS], sum = {0, 0, 0, 0};
+    CHECK(out.cols >= shadow.cols && out.rows >= shadow.rows && shadow.rows <= PRODUCT_ROWS,
+          "a shadow of %lld x %lld", (long long)shadow.rows, (long long)shadow.cols);
+#pragma omp parallel for
+    for (int64_t r = 0; r < shadow.rows; r++) rows[r] = row_sums(out, shadow, bias, r);
+    for (int64_t r = 0; r < shadow.rows; r++) {   // in order, whatever the threads
+        sum.cross += rows[r].cross;
+        sum.out2 += rows[r].out2;
+        sum.shadow2 += rows[r].shadow2;
+        sum.error2 += rows[r].error2;
+    }
+    ProductStats s = {sum.cross / sum.shadow2, sum.cross / sqrt(sum.out2 * sum.shadow2),
+                      10 * log10(sum.shadow2 / sum.error2)};
     return s;
 }
 

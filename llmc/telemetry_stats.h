@@ -35,6 +35,7 @@ typedef struct {
     OperandStats operand[NUM_SIDES];
 } GemmReport;
 
+enum { PRODUCT_ROWS = 256 };   // that are compared at most
 /* All in host memory. The first rows and columns of out, as many as shadow has, bf16 or f32 each;
    bias (1, cols) is in both and taken out of both, empty: none is. */
 ProductStats product_stats(Tensor out, Tensor shadow, Tensor bias);

@@ -2,11 +2,15 @@
 """Compares runs by their records: a table, and a picture of the loss curves and of the gap.
 
     scripts/compare.py RUN_A RUN_B [RUN_C ...] [--out FILE]
+    scripts/compare.py --telemetry RUN [RUN ...] [--step N] [--out FILE]
 
 Each argument is the log.dir of a run, and the first is the reference. All losses are compared at
 equal tokens: at the last place that both runs reached, on a straight line between neighbours where
 one of them has no value just there. The gap is (run - reference) / reference in percent, so
 positive is worse than the reference; papers often use the opposite sign.
+
+With --telemetry it shows what log.telemetry_every recorded instead: for each linear and GEMM how
+true the quantised product is, as a table and as heat maps.
 
 It reads metrics.jsonl and run.json and nothing else, so a run may still be going on. Exit code 3,
 with a message, when a run cannot be read or the picture cannot be written.
@@ -21,6 +25,8 @@ import sys
 from dataclasses import dataclass
 
 import numpy as np
+
+import compare_telemetry
 
 EXIT_DATA = 3
 SKIPPED_STEPS = 2  # of the speed: the first steps also pay for warming up
@@ -244,23 +250,44 @@ def parse_arguments():
     parser.add_argument("runs", nargs="+", metavar="RUN",
                         help="log.dir of a run; the first is the reference")
     parser.add_argument("--out", metavar="FILE",
-                        help="picture to write (default: compare.png beside the first RUN's record)")
+                        help="picture to write (default: beside the first RUN's record)")
+    parser.add_argument("--telemetry", action="store_true",
+                        help="quantised products beside BF16 ones (picture: telemetry.png)")
+    parser.add_argument("--step", type=int, metavar="N",
+                        help="with --telemetry: of this `step` of the record (default: the last)")
     parser.add_argument("--smooth", type=positive_int, default=20, metavar="STEPS",
                         help="training losses are means of this many steps (default: %(default)s)")
     arguments = parser.parse_args()
-    arguments.out = arguments.out or os.path.join(arguments.runs[0], "compare.png")
+    picture = "telemetry.png" if arguments.telemetry else "compare.png"
+    arguments.out = arguments.out or os.path.join(arguments.runs[0], picture)
     return arguments
+
+
+def show_telemetry(arguments, names):
+    runs = []
+    for directory, name in zip(arguments.runs, names):
+        records = read_records(directory)
+        steps = compare_telemetry.reports_of(records)
+        step = compare_telemetry.choose_step(directory, steps, arguments.step)
+        run = (name, read_precision(directory), step, steps[step],
+               compare_telemetry.noise_of(records))
+        compare_telemetry.print_table(*run)
+        runs.append(run)
+    save(compare_telemetry.draw(runs), arguments.out)
 
 
 def main():
     arguments = parse_arguments()
     try:
         names = short_names(arguments.runs)
+        if arguments.telemetry:
+            show_telemetry(arguments, names)
+            return 0
         runs = [read_run(directory, name) for directory, name in zip(arguments.runs, names)]
         trains = smooth_trains(runs, arguments.smooth)
         print_table(runs, trains, arguments.smooth)
         save(draw(runs, trains, arguments.smooth), arguments.out)
-    except RunError as error:
+    except (RunError, compare_telemetry.TelemetryError) as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_DATA
     return 0
