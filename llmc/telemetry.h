@@ -6,7 +6,8 @@ the sampled linears are compared with a BF16 shadow of themselves.
                  quantised; as the next op reads them, biases taken out
   wgrad          the first 128 rows and columns, against the product of dy and x over all tokens
   operands       of the first 256 rows of x, w and dy: counts of ops/quantize_count.h, done again on
-                 the host from the same elements, maxima and draws
+                 the host from the same elements, maxima and draws; with precision.out_control of
+                 the tensor as it came, chosen features included
 One line of metrics.jsonl for each linear and GEMM (telemetry_stats.h has the numbers):
   {"step":100,"telemetry":"blocks.3.attn.qkv","gemm":"wgrad","gain":0.999,"cosine":0.98,
    "sqnr_db":14.2,"dy":{"saturated":0,"underflowed":0.07,"zero_scales":0,"amax":0.01},"x":{...}}

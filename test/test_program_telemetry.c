@@ -32,12 +32,12 @@ static char *record_of(const char *dir, char *content, size_t room) {
     return content;
 }
 
-CASE(training_is_the_same_with_telemetry) {
+static void same_with_telemetry(const char *name, const char *words) {
     static char seen[1 << 18], unseen[1 << 18];
-    const char *dir = make_dir("same");
+    const char *dir = make_dir(name);
     put_base_run(dir);
-    runs_in(dir, "base.json " NVFP4 "log.dir=unseen");
-    runs_in(dir, "base.json " NVFP4 LOOKS "log.dir=seen");
+    runs_in(dir, text("base.json log.dir=unseen %s", words));
+    runs_in(dir, text("base.json log.dir=seen %s " LOOKS, words));
     EXPECT(strstr(ran.out, "telemetry at step 0 | gain ") && strstr(ran.out, "| gradient SNR "),
            "%s", ran.out);
     EXPECT(strstr(ran.out, "telemetry   "), "no arena in\n%s", ran.out);
@@ -50,6 +50,16 @@ CASE(training_is_the_same_with_telemetry) {
     for (int i = 0; i < 2; i++)
         expect_same_file(text("%s/seen/ckpt/step_00000004/%s", dir, files[i]),
                          text("%s/unseen/ckpt/step_00000004/%s", dir, files[i]));
+}
+
+CASE(training_is_the_same_with_telemetry) { same_with_telemetry("same", NVFP4); }
+
+/* Norms of features and movements of weights are kept from step to step. */
+CASE(what_recipes_keep_is_the_same_with_telemetry) {
+    same_with_telemetry("kept", "precision.recipe=tetrajet2 precision.out_control.fraction=0.25 "
+                                "precision.out_control.from=1 precision.out_control.to=2 "
+                                "precision.osci_reset.start=0 precision.osci_reset.period=3 "
+                                "precision.osci_reset.window=1 precision.osci_reset.threshold=1");
 }
 
 /* With dY's maximum that of earlier steps, and none before the first one, its block scales are all
