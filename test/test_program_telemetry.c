@@ -58,7 +58,7 @@ CASE(training_is_the_same_with_telemetry) { same_with_telemetry("same", NVFP4); 
 CASE(what_recipes_keep_is_the_same_with_telemetry) {
     same_with_telemetry("kept", "precision.recipe=tetrajet2 precision.out_control.fraction=0.25 "
                                 "precision.out_control.from=1 precision.out_control.to=2 "
-                                "precision.osci_reset.start=0 precision.osci_reset.period=3 "
+                                "precision.osci_reset.start=1 precision.osci_reset.period=3 "
                                 "precision.osci_reset.window=1 precision.osci_reset.threshold=1");
 }
 
