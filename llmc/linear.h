@@ -15,8 +15,8 @@ tensor itself, a quantised one comes from ops->quantize_pair.
   once per optimizer step   linear_finish       dw as the optimizer takes it
                             linear_advance      what is kept of tensors' maxima moves on
 
-Values of a product are bf16 where that holds those of both operands, else f32 of both; a plain
-bf16 tensor is then converted. dgrad's w and wgrad's x can be made of what fprop multiplied
+Values of a product are bf16 where that holds those of both operands, else f32 of both, and f32 in
+every product that reads the same values; a plain bf16 tensor is then converted. dgrad's w and wgrad's x can be made of what fprop multiplied
 (recipe.h Source): their products are then gradients of the transformed, clipped elements, and are
 brought back: clipped ones get none, and the inverse of the transform follows; dx after each dgrad,
 dw at once for all micro-steps, as the way back is linear.

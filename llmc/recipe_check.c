@@ -112,6 +112,14 @@ static const char *blockless_error(const Operand *o, const char *gemm, const cha
                           : o->rounding != ROUND_NEAREST ? "stochastic rounding"
                                                          : NULL;
     int fp8 = o->elem == DT_E4M3 || o->elem == DT_E5M2;
+    if (fp8 && o->elem != formats[o->format].cell.elem) {
+        const char *name = dtype_info[o->elem].name;
+        snprintf(message, sizeof(message),
+                 "%s.%s: %s for the whole tensor has a name of its own; set "
+                 "precision.%s.%s.format=%s",
+                 gemm, operand, name, gemm, operand, name);
+        return message;
+    }
     if (fp8 && has_not) {
         snprintf(message, sizeof(message), "%s.%s: %s has no %s; set precision.%s.%s.%s", gemm,
                  operand, formats[o->format].name, has_not, gemm, operand,

@@ -501,6 +501,9 @@ static const Refusal refusals[] = {
     {"fp8", 64, 64, 64, "fprop.x: e2m1 without blocks is no format of this program; set "
                         "precision.fprop.x.block",
      {{"fprop", "x", "elem", "e2m1"}}},
+    {"fp8", 64, 64, 64, "dgrad.dy: e4m3 for the whole tensor has a name of its own; set "
+                        "precision.dgrad.dy.format=e4m3",
+     {{"dgrad", "dy", "elem", "e4m3"}}},
     {"mxfp4", 64, 64, 64, "fprop: block sizes differ, 16 and 32", {{"fprop", "x", "block", "16"}}},
     // sources and masks
     {"nvfp4", 64, 64, 64, "fprop.x: source values is for dgrad.w and wgrad.x; set source to tensor",

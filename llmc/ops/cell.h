@@ -16,7 +16,7 @@ scale (operand_top_scale), fl() one FP32 rounding.
             mult = min(fl(1 / fl(scale S_dec)), FLT_MAX)
             scale f32 (no tensor scale): scale = fl(m_b / E), mult = min(fl(E / m_b), FLT_MAX); both
             1 when m_b is 0
-  outer     o = fl(fl(m_o / T) / E) of the maximum m_o of its elements, 1 when that is 0;
+  outer     o = fl(fl(m_o / T) / E) of the maximum m_o of its elements, 1 where o is 0;
             scale = nearest to fl(fl(m_b / o) / E); mult = min(fl(1 / fl(scale o)), FLT_MAX)
   powers    scale = 2^e in E8M0, of m_b's exponent field (0 for subnormals), e_max = floor(log2 E)
             floor  e = floor(log2 m_b) - e_max
