@@ -126,7 +126,7 @@ static void train_step(Run *r) {
             r->comm->all_reduce(r->comm, (float *)squares.data, tensor_count(squares), COMM_SUM);
     }
     optimizer_step(&r->model, &r->config);
-    model_begin_step(&r->model, r->step + 1);
+    run_phases_begin(r, r->step + 1);
     r->device->download(r->device, &r->state, r->model.engine.state, sizeof(r->state));
     r->state.loss = (float)drop_nan_sign(r->state.loss);
     r->state.grad_norm = (float)drop_nan_sign(r->state.grad_norm);
@@ -186,7 +186,7 @@ static void look_closely(Run *r) {
     float ratio = (float)telemetry_run(r->telemetry, &r->model, &batch, r->metrics);
     if (r->host->size > 1) r->host->broadcast(r->host, &ratio, DT_F32, 1);
     if (!run_phases_wait(r) || !(ratio < sqrtf(3.0f))) return;
-    run_phases_trigger(r);
+    run_phases_trigger(r, r->step);
     run_phases_enter(r);
 }
 
@@ -220,7 +220,6 @@ static int train_loop(Run *r) {
     const Config *c = &r->config;
     for (;;) {
         int last = r->step == r->steps;
-        run_phases_enter(r);
         if (last || due(r->step, c->eval.every)) validate(r);
         if (r->step > 0 && due(r->step, c->sample.every)) print_sample(r, (int)r->step);
         if (last) return 1;
@@ -266,7 +265,7 @@ static int verb_train(int num_args, char **args) {
     if (checkpoint) run_load(r, checkpoint, 1);
     else model_init(&r->model, c->seed);
     free(checkpoint);
-    model_begin_step(&r->model, r->step);
+    run_phases_begin(r, r->step);
     run_record_open(r);
     signal(SIGINT, request_stop);
     signal(SIGTERM, request_stop);

@@ -35,6 +35,7 @@ typedef enum {
     FIELD_REAL,    // double, finite
     FIELD_TEXT,    // char *, from malloc or NULL: a load frees it and puts its own there
     FIELD_REALS,   // double[capacity] of which *count are used, all finite
+    FIELD_REALS_IF_ANY,   // the same; none where a checkpoint does not have it
     NUM_FIELD_KINDS
 } FieldKind;
 

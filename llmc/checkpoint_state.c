@@ -125,6 +125,15 @@ typedef struct {
 } FieldRow;
 
 // clang-format off
+static int is_reals_if_any(const cJSON *item, const CheckpointField *f) {
+    return !item || is_reals(item, f);
+}
+
+static void read_reals_if_any(const cJSON *item, const CheckpointField *f) {
+    *f->count = 0;
+    if (item) read_reals(item, f);
+}
+
 static const FieldRow kinds[NUM_FIELD_KINDS] = {
     //               name                          write        is        read
     [FIELD_INT]   = {"a whole number",             write_int,   is_int,   read_int},
@@ -132,6 +141,8 @@ static const FieldRow kinds[NUM_FIELD_KINDS] = {
     [FIELD_REAL]  = {"a number",                   write_real,  is_real,  read_real},
     [FIELD_TEXT]  = {"a string",                   write_text,  is_text,  read_text},
     [FIELD_REALS] = {"an array of numbers (not too long)", write_reals, is_reals, read_reals},
+    [FIELD_REALS_IF_ANY] = {"an array of numbers (not too long)", write_reals, is_reals_if_any,
+                            read_reals_if_any},
 };
 // clang-format on
 

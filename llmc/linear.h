@@ -18,8 +18,9 @@ tensor itself, a quantised one comes from ops->quantize_pair.
 Values of a product are bf16 where that holds those of both operands, else f32 of both, and f32 in
 every product that reads the same values; a plain bf16 tensor is then converted. dgrad's w and
 wgrad's x can be made of what fprop multiplied (recipe.h Source): their products are then gradients
-of the transformed, clipped elements, and are brought back: clipped ones get none, and the inverse of the transform follows; dx after each dgrad,
-dw at once for all micro-steps, as the way back is linear.
+of the transformed, clipped elements, and are brought back: clipped ones get none, and the inverse
+of the transform follows; dx after each dgrad, dw at once for all micro-steps, as the way back is
+linear.
   dtypes    x, out, dy, dx: the model dtype; dw, dbias f32, accumulated over micro-steps
   source    arXiv:2509.25149 section 4, arXiv:2505.14669; dev/NUMERICS.md 5 and 8.4
   tests     test_linear_flow.c, test_recipes_train.c

@@ -418,10 +418,13 @@ void model_free(Model *m) {
     memset(m, 0, sizeof(*m));
 }
 
-void model_begin_step(Model *m, int64_t step) {
+void model_begin_step(Model *m, int64_t step) { model_begin_phase(m, step, m->phase); }
+
+void model_begin_phase(Model *m, int64_t step, int phase) {
     Engine *e = &m->engine;
     uint32_t number = (uint32_t)step;
     for (int id = 0; id < model_num_linears(m); id++) linear_advance(e, model_linear(m, id));
+    model_set_phase(m, phase);
     e->device->upload(e->device, &e->state->step, &number, sizeof(number));
     m->step = step;
     model_prepare_weights(m);

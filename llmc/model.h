@@ -97,6 +97,8 @@ void model_free(Model *m);
    keep, and makes the operands of the weights, which have changed, for `step`. `maxima` must be
    those of all ranks. */
 void model_begin_step(Model *m, int64_t step);
+/* The same in a phase of precision.schedule; what the step before recorded is its own phase's. */
+void model_begin_phase(Model *m, int64_t step, int phase);
 /* The operands alone, for the step that StepState names. */
 void model_prepare_weights(Model *m);
 void model_zero_gradients(Model *m);

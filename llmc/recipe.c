@@ -519,6 +519,7 @@ const char *rule_error(const Rule *rule) {
 
 /* A new scale format brings its usual rule, and a tensor scale where its range asks for one. */
 static void take_usual_scaling(Operand *cell, DType scale) {
+    if (!operand_has_blocks(cell)) return;
     int has_range = scale == DT_E8M0 || scale == DT_F32;
     cell->scale_rule = scale == DT_E8M0 ? RULE_CEIL : RULE_NEAREST;
     cell->amax = has_range ? AMAX_NONE : AMAX_CURRENT;
@@ -537,6 +538,8 @@ static void overwrite_fields(Operand *cell, const Rule *rule) {
     for (int i = 0; i < ARRAY_LEN(operand_fields); i++) {
         if (rule->set >> i & 1u) *operand_field(cell, i) = *operand_field(&fields, i);
     }
+    const Operand *usual = &formats[cell->format].cell;
+    if (!operand_is_quantized(usual)) memcpy(cell, usual, offsetof(Operand, tile));
 }
 
 static void rule_apply(const Rule *rule, LinearPlan *plan) {

@@ -190,6 +190,13 @@ static const char *mask_error(const LinearPlan *plan) {
 static const char *cell_error(const LinearPlan *plan, GemmKind g, Side s) {
     const Operand *o = &plan->cell[g][s];
     const char *gemm = gemm_names[g], *operand = operand_names[g][s];
+    if (operand_is_quantized(&formats[o->format].cell) && !operand_is_quantized(o)) {
+        snprintf(message, sizeof(message),
+                 "%s.%s: %s without blocks needs the tensor's scale; set "
+                 "precision.%s.%s.amax=current",
+                 gemm, operand, formats[o->format].name, gemm, operand);
+        return message;
+    }
     if (!operand_is_quantized(o)) return NULL;
     const char *error = o->source != SOURCE_TENSOR ? source_error(plan, g, s) : NULL;
     if (error) return error;

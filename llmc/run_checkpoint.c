@@ -6,6 +6,7 @@
 
 #include "checkpoint.h"
 #include "common.h"
+#include "plan.h"
 #include "resume.h"
 #include "run_phases.h"
 
@@ -24,7 +25,7 @@ static CheckpointState checkpoint_state(Run *r, CheckpointField fields[NUM_RUN_F
                             GUARD_WINDOW};
     fields[0] = loss;
     fields[1] = norm;
-    CheckpointField phase = {"schedule", FIELD_REALS, phase_values, &num_phase_values,
+    CheckpointField phase = {"schedule", FIELD_REALS_IF_ANY, phase_values, &num_phase_values,
                              PHASE_VALUES};
     fields[2] = phase;
     CheckpointState s;
@@ -40,29 +41,35 @@ static CheckpointState checkpoint_state(Run *r, CheckpointField fields[NUM_RUN_F
     return s;
 }
 
-static int has_sqrt3(const Run *r) {
-    const ScheduleList *list = &r->config.precision.schedule;
-    return list->count > 0 && list->items[list->count - 1].kind == MOMENT_SQRT3;
-}
-
+/* The phase of the step that is next. */
 static void note_phase(const Run *r) {
     int last = r->config.precision.schedule.count - 1;
     num_phase_values = 1;
-    phase_values[0] = r->model.phase;
-    if (!has_sqrt3(r) || run_phases_wait(r)) return;
+    phase_values[0] = run_phases_at(r, r->step);
+    if (!run_phases_has_sqrt3(r) || r->phase_starts[last] == INT64_MAX) return;
     phase_values[num_phase_values++] = (double)r->phase_starts[last];
 }
 
-/* The phase follows from the step where the run's length is known, that is in training. */
-static void resume_phase(Run *r, int training) {
-    int last = r->config.precision.schedule.count - 1;
-    if (last < 0 || num_phase_values == 0) return;
-    if (!training) {
-        model_set_phase(&r->model, (int)phase_values[0]);
+/* In training the phase follows from the step, and model_begin_step brings it. */
+static void resume_phase(Run *r, const char *path, int training) {
+    const ScheduleList *list = &r->config.precision.schedule;
+    if (num_phase_values == 0) return;
+    int phase = (int)phase_values[0];
+    if (training) {
+        if (run_phases_has_sqrt3(r) && num_phase_values > 1)
+            run_phases_trigger(r, (int64_t)phase_values[1]);
+        if (list->count > 0 && run_phases_at(r, r->step) < phase)
+            log_warn("%s was in phase %d of precision.schedule, this run goes on in phase %d", path,
+                     phase, run_phases_at(r, r->step));
         return;
     }
-    if (has_sqrt3(r) && num_phase_values > 1) r->phase_starts[last] = (int64_t)phase_values[1];
-    run_phases_enter(r);
+    if (phase > list->count)
+        die(EXIT_CONFIG,
+            "%s is in phase %d of its precision.schedule, the config has %d entries; give the "
+            "run's own config, LOG.DIR or its config.resolved.json",
+            path, phase, list->count);
+    model_set_phase(&r->model, phase);
+    plan_precision_tag(&r->model, &r->config, r->precision_tag, sizeof(r->precision_tag));
 }
 
 void run_save(Run *r) {
@@ -111,7 +118,7 @@ void run_load(Run *r, const char *path, int training) {
     r->step = s.step;
     r->position = s.position;
     r->tokens = s.tokens;
-    resume_phase(r, training);
+    resume_phase(r, path, training);
     free(s.config);
     log_line("loaded      %s: step %lld, sequence %lld", path, (long long)r->step,
              (long long)r->position);

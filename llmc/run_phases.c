@@ -68,7 +68,7 @@ void run_phases_resolve(Run *r) {
     }
 }
 
-static int phase_of(const Run *r, int64_t step) {
+int run_phases_at(const Run *r, int64_t step) {
     int phase = 0;
     while (phase < entries_of(r)->count && r->phase_starts[phase] <= step) phase++;
     return phase;
@@ -114,7 +114,7 @@ char *run_phases_text(const Run *r) {
 }
 
 float run_phases_lr(const Run *r, int64_t step) {
-    for (int i = phase_of(r, step) - 1; i >= 0; i--) {
+    for (int i = run_phases_at(r, step) - 1; i >= 0; i--) {
         if (!entries_of(r)->items[i].resets_lr) continue;
         Schedule s = reset_schedule(r, i);
         return schedule_lr(&s, step - r->phase_starts[i]);
@@ -122,28 +122,44 @@ float run_phases_lr(const Run *r, int64_t step) {
     return schedule_lr(&r->schedule, step);
 }
 
+static void announce(Run *r) {
+    plan_precision_tag(&r->model, &r->config, r->precision_tag, sizeof(r->precision_tag));
+    log_line("precision   phase %d of precision.schedule from step %" PRId64
+             " on: %s, %d of the GEMMs of a micro-step with quantised operands",
+             r->model.phase, r->model.step + 1, r->precision_tag, plan_quantized_gemms(&r->model));
+}
+
+void run_phases_begin(Run *r, int64_t step) {
+    int was = r->model.phase;
+    model_begin_phase(&r->model, step, run_phases_at(r, step));
+    if (r->model.phase != was) announce(r);
+}
+
 void run_phases_enter(Run *r) {
-    int phase = phase_of(r, r->step), was = r->model.phase;
-    if (phase == was) return;
+    int phase = run_phases_at(r, r->step);
+    if (phase == r->model.phase) return;
     model_set_phase(&r->model, phase);
     model_prepare_weights(&r->model);
-    plan_precision_tag(&r->model, &r->config, r->precision_tag, sizeof(r->precision_tag));
-    log_line("precision   phase %d of precision.schedule from step %" PRId64 " on: %s, %d of the "
-             "GEMMs of a micro-step with quantised operands",
-             phase, r->step + 1, r->precision_tag, plan_quantized_gemms(&r->model));
+    announce(r);
+}
+
+int run_phases_has_sqrt3(const Run *r) {
+    const ScheduleList *list = entries_of(r);
+    return list->count > 0 && list->items[list->count - 1].kind == MOMENT_SQRT3;
 }
 
 int run_phases_wait(const Run *r) {
-    int count = entries_of(r)->count;
-    return count > 0 && r->phase_starts[count - 1] == INT64_MAX;
+    int last = entries_of(r)->count - 1;
+    if (!run_phases_has_sqrt3(r) || r->phase_starts[last] != INT64_MAX) return 0;
+    return last == 0 || r->phase_starts[last - 1] <= r->step;
 }
 
 /* A reset of the learning rate needs steps to warm up in; where too few are left it is shorter. */
-void run_phases_trigger(Run *r) {
-    CHECK(run_phases_wait(r), "no entry of precision.schedule waits");
+void run_phases_trigger(Run *r, int64_t step) {
+    CHECK(run_phases_has_sqrt3(r), "no entry of precision.schedule waits");
     int last = entries_of(r)->count - 1;
-    if (r->step >= r->steps) return;
-    r->phase_starts[last] = r->step;
+    if (step >= r->steps) return;
+    r->phase_starts[last] = step;
     ScheduleEntry *entry = &r->config.precision.schedule.items[last];
-    entry->warmup_steps = min_i64(entry->warmup_steps, r->steps - r->step - 1);
+    entry->warmup_steps = min_i64(entry->warmup_steps, r->steps - step - 1);
 }

@@ -22,12 +22,17 @@ void run_phases_resolve(Run *r);
 char *run_phases_text(const Run *r);
 /* Learning rate of a step. */
 float run_phases_lr(const Run *r, int64_t step);
-/* Brings the model into the phase of step r->step; weights are prepared anew if that changes it. */
+/* Number of entries that have begun at a step. */
+int run_phases_at(const Run *r, int64_t step);
+/* model_begin_phase of a step in its phase; says when that is a new one. */
+void run_phases_begin(Run *r, int64_t step);
+/* Brings the model into the phase of step r->step after run_phases_trigger. */
 void run_phases_enter(Run *r);
-/* 1 while an entry waits for "sqrt3". */
+int run_phases_has_sqrt3(const Run *r);
+/* 1 while an entry waits for "sqrt3", and those before it have begun. */
 int run_phases_wait(const Run *r);
-/* Lets the waiting entry begin at the step that is next. */
-void run_phases_trigger(Run *r);
+/* Lets that entry begin at a step. */
+void run_phases_trigger(Run *r, int64_t step);
 
 #ifdef __cplusplus
 }

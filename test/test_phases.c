@@ -117,9 +117,11 @@ CASE(moments_become_steps) {
     run_phases_resolve(&r);
     static const int64_t want[] = {7, 30, 80, 82, INT64_MAX};
     for (int i = 0; i < ARRAY_LEN(want); i++) EXPECT_EQ_I64(r.phase_starts[i], want[i], "%d", i);
+    EXPECT(!run_phases_wait(&r), "sqrt3 waits for the entries before it");
+    r.step = 82;
     EXPECT(run_phases_wait(&r), "sqrt3 waits");
     r.step = 90;
-    run_phases_trigger(&r);
+    run_phases_trigger(&r, r.step);
     EXPECT(!run_phases_wait(&r) && r.phase_starts[4] == 90, "begins at %lld",
            (long long)r.phase_starts[4]);
     run_end(&r);

@@ -153,6 +153,15 @@ CASE(kill_9_with_telemetry) {
                       30, kills);
 }
 
+/* What a later phase keeps from step to step begins with it, also where a run resumes in it. */
+CASE(kill_9_in_phases_that_keep) {
+    static const int kills[] = {12, 27, 38, 0};
+    kills_and_resumes("keeping",
+                      "precision.schedule=[{\"at\":10,\"recipe\":\"fp8_delayed\"},{\"at\":24,"
+                      "\"recipe\":\"nvfp4\"},{\"at\":35,\"recipe\":\"ue5m3\"}]",
+                      50, kills);
+}
+
 CASE(kill_9_in_file_order) {
     static const int kills[] = {17, 0};
     kills_and_resumes("order", "data.shuffle=false ckpt.keep=0", 80, kills);

@@ -501,6 +501,9 @@ static const Refusal refusals[] = {
     {"fp8", 64, 64, 64, "fprop.x: e2m1 without blocks is no format of this program; set "
                         "precision.fprop.x.block",
      {{"fprop", "x", "elem", "e2m1"}}},
+    {"fp8", 64, 64, 64, "fprop.x: e4m3 without blocks needs the tensor's scale; set "
+                        "precision.fprop.x.amax=current",
+     {{"fprop", "x", "amax", "none"}}},
     {"fp8", 64, 64, 64, "dgrad.dy: e4m3 for the whole tensor has a name of its own; set "
                         "precision.dgrad.dy.format=e4m3",
      {{"dgrad", "dy", "elem", "e4m3"}}},
@@ -569,6 +572,11 @@ CASE(what_is_allowed) {
         {"nvfp4", 64, 64, 64, NULL, {{"fprop", "w", "format", "bf16"}}},   // dgrad.w of the tensor
         {"nvfp4", 64, 64, 64, NULL, {{"backward", "*", "format", "bf16"}}},
         {"quartet", 64, 64, 64, NULL, {{"fprop", "*", "format", "bf16"}}},
+        {"bf16", 7, 5, 3, NULL, {{"*", "*", "block", "32"}}},   // plain as ever
+        {"bf16", 7, 5, 3, NULL, {{"*", "*", "scale", "ue5m3"}}},
+        {"bf16", 7, 5, 3, NULL, {{"*", "*", "elem", "e2m1"}}},
+        {"f32", 7, 5, 3, NULL, {{"*", "*", "amax", "current"}}},
+        {"fp8", 64, 64, 64, NULL, {{"*", "*", "scale", "f32"}}},
         {"nvfp4", 64, 64, 64, NULL, {{"*", "w", "arithmetic", "1"}}},
         {"nvfp4", 64, 64, 64, NULL, {{"fprop", "x", "format", "e4m3"}}},   // emulated
         {"fp8", 32, 96, 32, NULL, {{0}}},
