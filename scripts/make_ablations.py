@@ -95,6 +95,7 @@ class Row:
     precision: dict = field(default_factory=dict)   # further keys
     log: dict = field(default_factory=dict)
     resets_from: float = 0     # share of the steps from which swinging weights are reset
+    features_from: float = 0   # share of the steps from which the norms of features are summed
 
 
 def rule(gemm=None, operand=None, **fields):
@@ -265,7 +266,7 @@ QUARTET2_HEADLINES = [
     Row("bf16", "the reference", "bf16"),
     Row("nvfp4", "NVIDIA's recipe on all blocks", "nvfp4"),
     Row("four_over_six", "NVIDIA's recipe with four-over-six", "four_over_six"),
-    Row("tetrajet2", "TetraJet-v2 without its resets", "tetrajet2"),
+    Row("tetrajet2", "TetraJet-v2 without resets and chosen features", "tetrajet2"),
     Row("quartet2_no_46", "Quartet II without four-over-six", "quartet2",
         [rule("fprop", **NO_SIX)]),
     Row("quartet2", "Quartet II", "quartet2"),
@@ -273,6 +274,11 @@ QUARTET2_HEADLINES = [
 QUARTET2_ROWS = QUARTET2_HEADLINES + [
     Row("tetrajet2_resets", "TetraJet-v2 with its resets, as long as those of its 70M model",
         "tetrajet2", resets_from=0.64),
+    Row("tetrajet2_out_control", "TetraJet-v2 with the tenth of the features of largest norm in "
+        "MXFP8, chosen after twice the warm-up", "tetrajet2",
+        features_from=0.2),
+    Row("tetrajet2_whole", "TetraJet-v2 with resets and chosen features", "tetrajet2", resets_from=0.64,
+        features_from=0.2),
     Row("quartet", "Quartet, its predecessor in MXFP4", "quartet"),
     Row("mxfp4", "NVIDIA's comparison in MXFP4", "mxfp4"),
     Row("fp8", "8 bits, one scale a tensor", "fp8"),
@@ -384,6 +390,9 @@ def config_of(row, size_, paper):
         precision["schedule"] = [scaled_warmup(entry, steps) for entry in row.schedule]
     if row.resets_from:
         precision["osci_reset"] = {"start": round(row.resets_from * steps), "period": 200}
+    if row.features_from:
+        first = round(row.features_from * steps) + 1
+        precision["out_control"] = {"fraction": 0.1, "from": first, "to": first + 49}
     if row.tokens != 1:
         config["train"] = {"steps": steps}
     return {**config, "log": {"dir": f"runs/{paper}_{size_.name}_{row.name}", **row.log}}
