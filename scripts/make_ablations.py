@@ -275,10 +275,9 @@ QUARTET2_ROWS = QUARTET2_HEADLINES + [
     Row("tetrajet2_resets", "TetraJet-v2 with its resets, as long as those of its 70M model",
         "tetrajet2", resets_from=0.64),
     Row("tetrajet2_out_control", "TetraJet-v2 with the tenth of the features of largest norm in "
-        "MXFP8, chosen after twice the warm-up", "tetrajet2",
-        features_from=0.2),
-    Row("tetrajet2_whole", "TetraJet-v2 with resets and chosen features", "tetrajet2", resets_from=0.64,
-        features_from=0.2),
+        "MXFP8, chosen after twice the warm-up", "tetrajet2", features_from=0.2),
+    Row("tetrajet2_whole", "TetraJet-v2 with resets and chosen features", "tetrajet2",
+        resets_from=0.64, features_from=0.2),
     Row("quartet", "Quartet, its predecessor in MXFP4", "quartet"),
     Row("mxfp4", "NVIDIA's comparison in MXFP4", "mxfp4"),
     Row("fp8", "8 bits, one scale a tensor", "fp8"),
