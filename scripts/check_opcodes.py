@@ -33,14 +33,14 @@ OPCODES = [
 Rule = collections.namedtuple("Rule", "object kernel arches opcode least most")
 ANY = 1 << 30
 GEMM, QUANTIZE = "llmc/ops/gemm_mma.cu.o", "llmc/ops/quantize.cu.o"
+CELL = "llmc/ops/quantize_cell.cu.o"             # each thread: 16 elements of any operand
 WITH_FP4, WITHOUT_FP4 = (100, 103, 120), (80, 90)
 WITH_RANDOM, WITHOUT_RANDOM = (100, 103), (80, 90, 120)
 TWO_CODED = "PairCodesL8PairMode[12]ELS1_[12]E"   # each thread: 32 elements of either operand
 ONE_CODED = "PairCodesL8PairMode(0ELS1_[12]|[12]ELS1_0)E"
 BOTH_RANDOM = "PairCodesL8PairMode2ELS1_2E"       # mode 2 is "stochastic"
 ONE_RANDOM = "PairCodesL8PairMode(2ELS1_[01]|[01]ELS1_2)E"
-NOT_RANDOM = "PairCodesL8PairMode[01]ELS1_[01]E|PairValues|quantize_block_kernel"
-BLOCK_CODED = "quantize_block_kernel"
+NOT_RANDOM = "PairCodesL8PairMode[01]ELS1_[01]E|PairValues"
 RULES = [
     Rule(GEMM, "gemm_mma_kernel", (120,), "OMMA", 32, 32),
     Rule(GEMM, "gemm_mma_kernel", (80, 90, 100, 103), "OMMA", 0, 0),
@@ -48,15 +48,17 @@ RULES = [
     Rule(GEMM, "", (120,), "STL", 0, 0),
     Rule(QUANTIZE, TWO_CODED, WITH_FP4, "F2FP.E2M1", 32, 32),
     Rule(QUANTIZE, ONE_CODED, WITH_FP4, "F2FP.E2M1", 16, 16),
-    Rule(QUANTIZE, BLOCK_CODED, WITH_FP4, "F2FP.E2M1", 8, 8),
     Rule(QUANTIZE, BOTH_RANDOM, WITH_RANDOM, "F2FP.E2M1.RS", 32, 32),
     Rule(QUANTIZE, ONE_RANDOM, WITH_RANDOM, "F2FP.E2M1.RS", 16, 16),
     Rule(QUANTIZE, NOT_RANDOM, WITH_RANDOM, "F2FP.E2M1.RS", 0, 0),
     Rule(QUANTIZE, "", WITHOUT_RANDOM, "F2FP.E2M1.RS", 0, 0),
     Rule(QUANTIZE, "", WITH_FP4, "FMUL 2^-126", 0, 0),
-    Rule(QUANTIZE, f"{TWO_CODED}|{ONE_CODED}|{BLOCK_CODED}", WITHOUT_FP4, "FMUL 2^-126", 1, ANY),
+    Rule(QUANTIZE, f"{TWO_CODED}|{ONE_CODED}", WITHOUT_FP4, "FMUL 2^-126", 1, ANY),
     Rule(QUANTIZE, "", WITH_FP4, "LDL", 0, 0),
     Rule(QUANTIZE, "", WITH_FP4, "STL", 0, 0),
+    Rule(CELL, "cell_kernel", WITH_FP4, "F2FP.E2M1", 8, 8),
+    Rule(CELL, "cell_kernel", WITH_FP4, "FMUL 2^-126", 0, 0),
+    Rule(CELL, "cell_kernel", WITHOUT_FP4, "FMUL 2^-126", 1, ANY),
 ]
 
 
