@@ -124,6 +124,7 @@ static void train_step(Run *r) {
         Tensor squares = r->model.channel_squares;
         if (!tensor_empty(squares))
             r->comm->all_reduce(r->comm, (float *)squares.data, tensor_count(squares), COMM_SUM);
+        r->comm->wait(r->comm);
     }
     optimizer_step(&r->model, &r->config);
     run_phases_begin(r, r->step + 1);

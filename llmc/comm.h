@@ -24,10 +24,20 @@ struct Comm {
     int rank, size;
     int local_rank;         // rank among those on this host: the GPU ordinal
     void *impl;
-    /* In place over `count` f32 values in the memory of the device that the communicator serves. */
+    /* Collectives work in place on memory of the device that the communicator serves. They begin
+       after what the device has queued so far; what it queues from then on may run beside them, and
+       must not touch their data before `wait`. Host communicators are done when they return. */
     void (*all_reduce)(Comm *, float *data, int64_t count, CommOp op);
+    /* Rank r's part of data is elements [cuts[r], cuts[r + 1]); size + 1 cuts, not falling, the
+       same on every rank. Sums, in f32 or bf16: afterwards a rank's own part holds the sum over
+       all ranks, the rest is undefined. */
+    void (*reduce_scatter)(Comm *, void *data, DType dtype, const int64_t *cuts);
+    /* Parts likewise: afterwards every rank holds each part as the rank that owns it had it. */
+    void (*all_gather)(Comm *, void *data, DType dtype, const int64_t *cuts);
     /* From rank 0, `count` values of `dtype`. */
     void (*broadcast)(Comm *, void *data, DType dtype, int64_t count);
+    /* What the device queues from here on comes after all collectives so far. */
+    void (*wait)(Comm *);
     void (*barrier)(Comm *);
     void (*abort)(Comm *, int exit_code);   // ends every rank
     void (*close)(Comm *);

@@ -16,16 +16,17 @@ many bytes as a ring, and leaves to MPI only copying.
 #include "common.h"
 
 enum {
-    REDUCE_CHUNK = 1 << 20,     // elements reduced at a time: bounds the staging area to 4 MiB
+    REDUCE_CHUNK = 1 << 20,     // elements a message, and of the staging area: 4 MiB
     BROADCAST_CHUNK = 1 << 26   // bytes; MPI counts are int
 };
 
 typedef struct {
-    float *staging;    // (size, slice): every rank's copy of this rank's slice
+    void *staging;     // (size, slice): every rank's copy of this rank's slice
     int *counts;       // [size] elements of each rank's slice
-    int *starts;       // [size] its first element within the chunk
+    int *starts;       // [size] its first element within the data
     int *own_counts;   // [size] this rank's slice, once per sender
     int *own_starts;   // [size] where each sender's copy lies in staging
+    int64_t *cuts;     // [size + 1] of an all-reduce
 } MpiComm;
 
 static void mpi_check(Comm *c, int status, const char *call) {
@@ -43,35 +44,88 @@ static float combine(float a, float b, CommOp op) {
     return (b > a || isnan(b)) && !isnan(a) ? b : a;
 }
 
-static void reduce_chunk(Comm *c, float *data, int count, CommOp op) {
+static MPI_Datatype mpi_type(DType dtype) {
+    return dtype == DT_F32 ? MPI_FLOAT : dtype == DT_BF16 ? MPI_UINT16_T : MPI_BYTE;
+}
+
+/* Piece `index` of every rank's part, at most `most` elements each, into counts and starts, which
+   count from *base: MPI's are int. Returns 0 when no rank has any left. */
+static int take_pieces(Comm *c, const int64_t *cuts, int64_t index, int64_t most, int64_t *base) {
     MpiComm *m = (MpiComm *)c->impl;
-    int slice = (int)ceil_div(count, c->size);
+    int any = 0;
+    *base = -1;
     for (int r = 0; r < c->size; r++) {
-        m->starts[r] = (int)min_i64((int64_t)r * slice, count);
-        m->counts[r] = (int)min_i64(slice, count - m->starts[r]);
+        int64_t begin = min_i64(cuts[r] + index * most, cuts[r + 1]);
+        m->counts[r] = (int)min_i64(most, cuts[r + 1] - begin);
+        any |= m->counts[r] > 0;
+        if (*base < 0) *base = begin;
+        CHECK(begin - *base <= INT32_MAX, "parts of a collective that begin %lld elements apart",
+              (long long)(begin - *base));
+        m->starts[r] = (int)(begin - *base);
     }
-    int own = m->counts[c->rank];
-    for (int r = 0; r < c->size; r++) {
-        m->own_counts[r] = own;
-        m->own_starts[r] = r * own;
+    return any;
+}
+
+/* The copies of this rank's piece, in staging, to their sum or maximum in rank order; sums of bf16
+   are f32 until the end. */
+static void combine_copies(Comm *c, void *out, DType dtype, int count, CommOp op) {
+    const MpiComm *m = (const MpiComm *)c->impl;
+    for (int i = 0; i < count; i++) {
+        if (dtype == DT_F32) {
+            const float *copies = (const float *)m->staging + i;
+            float result = copies[0];
+            for (int r = 1; r < c->size; r++)
+                result = combine(result, copies[(int64_t)r * count], op);
+            ((float *)out)[i] = result;
+        } else {
+            const bf16_t *copies = (const bf16_t *)m->staging + i;
+            float result = bf16_to_f32(copies[0]);
+            for (int r = 1; r < c->size; r++)
+                result = combine(result, bf16_to_f32(copies[(int64_t)r * count]), op);
+            ((bf16_t *)out)[i] = bf16_from_f32(result);
+        }
     }
-    MPI_CHECK(c, MPI_Alltoallv(data, m->counts, m->starts, MPI_FLOAT, m->staging, m->own_counts,
-                               m->own_starts, MPI_FLOAT, MPI_COMM_WORLD));
-    float *result = data + m->starts[c->rank];
-    memcpy(result, m->staging, (size_t)own * sizeof(float));
-    for (int r = 1; r < c->size; r++) {
-        const float *other = m->staging + (int64_t)r * own;
-        for (int i = 0; i < own; i++) result[i] = combine(result[i], other[i], op);
+}
+
+static void reduce_parts(Comm *c, void *data, DType dtype, const int64_t *cuts, CommOp op) {
+    MpiComm *m = (MpiComm *)c->impl;
+    MPI_Datatype type = mpi_type(dtype);
+    CHECK(dtype == DT_F32 || dtype == DT_BF16, "sums of %s", dtype_info[dtype].name);
+    int64_t most = ceil_div(REDUCE_CHUNK, c->size), base;
+    for (int64_t index = 0; take_pieces(c, cuts, index, most, &base); index++) {
+        int own = m->counts[c->rank];
+        for (int r = 0; r < c->size; r++) {
+            m->own_counts[r] = own;
+            m->own_starts[r] = r * own;
+        }
+        char *from = (char *)data + dtype_bytes(dtype, base);
+        MPI_CHECK(c, MPI_Alltoallv(from, m->counts, m->starts, type, m->staging, m->own_counts,
+                                   m->own_starts, type, MPI_COMM_WORLD));
+        combine_copies(c, from + dtype_bytes(dtype, m->starts[c->rank]), dtype, own, op);
     }
-    MPI_CHECK(c, MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, data, m->counts, m->starts,
-                                MPI_FLOAT, MPI_COMM_WORLD));
+}
+
+static void mpi_reduce_scatter(Comm *c, void *data, DType dtype, const int64_t *cuts) {
+    if (c->size > 1) reduce_parts(c, data, dtype, cuts, COMM_SUM);
+}
+
+static void mpi_all_gather(Comm *c, void *data, DType dtype, const int64_t *cuts) {
+    MpiComm *m = (MpiComm *)c->impl;
+    int64_t base;
+    if (c->size == 1) return;
+    for (int64_t index = 0; take_pieces(c, cuts, index, REDUCE_CHUNK, &base); index++) {
+        MPI_CHECK(c, MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL,
+                                    (char *)data + dtype_bytes(dtype, base), m->counts, m->starts,
+                                    mpi_type(dtype), MPI_COMM_WORLD));
+    }
 }
 
 static void mpi_all_reduce(Comm *c, float *data, int64_t count, CommOp op) {
+    MpiComm *m = (MpiComm *)c->impl;
     if (c->size == 1) return;
-    for (int64_t begin = 0; begin < count; begin += REDUCE_CHUNK) {
-        reduce_chunk(c, data + begin, (int)min_i64(REDUCE_CHUNK, count - begin), op);
-    }
+    for (int r = 0; r <= c->size; r++) m->cuts[r] = min_i64(r * ceil_div(count, c->size), count);
+    reduce_parts(c, data, DT_F32, m->cuts, op);
+    mpi_all_gather(c, data, DT_F32, m->cuts);
 }
 
 static void mpi_broadcast(Comm *c, void *data, DType dtype, int64_t count) {
@@ -82,6 +136,8 @@ static void mpi_broadcast(Comm *c, void *data, DType dtype, int64_t count) {
         MPI_CHECK(c, MPI_Bcast((char *)data + begin, chunk, MPI_BYTE, 0, MPI_COMM_WORLD));
     }
 }
+
+static void mpi_wait(Comm *c) { (void)c; }
 
 static void mpi_barrier(Comm *c) {
     if (c->size > 1) MPI_CHECK(c, MPI_Barrier(MPI_COMM_WORLD));
@@ -98,6 +154,7 @@ static void mpi_close(Comm *c) {
         MPI_CHECK(c, MPI_Finalize());
         free(m->staging);
         free(m->counts);
+        free(m->cuts);
         free(m);
     }
     free(c);
@@ -126,7 +183,8 @@ static void start_mpi(Comm *c) {
 
     MpiComm *m = (MpiComm *)xmalloc(sizeof(MpiComm));
     size_t staged = (size_t)ceil_div(REDUCE_CHUNK, c->size) * (size_t)c->size;
-    m->staging = (float *)xmalloc(staged * sizeof(float));
+    m->staging = xmalloc(staged * sizeof(float));
+    m->cuts = (int64_t *)xmalloc(((size_t)c->size + 1) * sizeof(int64_t));
     m->counts = (int *)xmalloc(4 * (size_t)c->size * sizeof(int));
     m->starts = m->counts + c->size;
     m->own_counts = m->starts + c->size;
@@ -139,7 +197,10 @@ Comm *comm_host_open(void) {
     c->name = "mpi";
     c->size = 1;
     c->all_reduce = mpi_all_reduce;
+    c->reduce_scatter = mpi_reduce_scatter;
+    c->all_gather = mpi_all_gather;
     c->broadcast = mpi_broadcast;
+    c->wait = mpi_wait;
     c->barrier = mpi_barrier;
     c->abort = mpi_abort;
     c->close = mpi_close;

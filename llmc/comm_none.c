@@ -11,11 +11,15 @@ static void none_all_reduce(Comm *c, float *data, int64_t count, CommOp op) {
     (void)c, (void)data, (void)count, (void)op;
 }
 
+static void none_parts(Comm *c, void *data, DType dtype, const int64_t *cuts) {
+    (void)c, (void)data, (void)dtype, (void)cuts;
+}
+
 static void none_broadcast(Comm *c, void *data, DType dtype, int64_t count) {
     (void)c, (void)data, (void)dtype, (void)count;
 }
 
-static void none_barrier(Comm *c) { (void)c; }
+static void none_wait(Comm *c) { (void)c; }
 
 static void none_abort(Comm *c, int exit_code) {
     (void)c;
@@ -46,8 +50,11 @@ Comm *comm_host_open(void) {
     c->name = "none";
     c->size = 1;
     c->all_reduce = none_all_reduce;
+    c->reduce_scatter = none_parts;
+    c->all_gather = none_parts;
     c->broadcast = none_broadcast;
-    c->barrier = none_barrier;
+    c->wait = none_wait;
+    c->barrier = none_wait;
     c->abort = none_abort;
     c->close = none_close;
     return c;

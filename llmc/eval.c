@@ -57,6 +57,7 @@ double eval_run(Evaluation *e, Model *m, Comm *comm) {
         float partial = (float)sum;   // the ranks' sums travel through the device's communicator
         d->upload(d, &m->engine.state->loss, &partial, sizeof(partial));
         comm->all_reduce(comm, &m->engine.state->loss, 1, COMM_SUM);
+        comm->wait(comm);
         d->download(d, &partial, &m->engine.state->loss, sizeof(partial));
         sum = partial;
     }

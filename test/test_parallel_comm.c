@@ -52,6 +52,50 @@ CASE(ranks_are_numbered) {
     EXPECT(comm->local_rank == comm->rank, "one host: local rank %d", comm->local_rank);
 }
 
+/* Parts of very different sizes, one of them empty where there are three ranks or more. */
+static void uneven_cuts(int64_t count, int64_t *cuts) {
+    for (int r = 0; r <= comm->size; r++) cuts[r] = count * r * r / (comm->size * comm->size);
+    if (comm->size > 2) cuts[1] = cuts[2];
+}
+
+static void check_parts(int64_t count) {
+    int64_t cuts[65], wrong = 0;
+    REQUIRE(comm->size < ARRAY_LEN(cuts));
+    uneven_cuts(count, cuts);
+    float *data = values_of_rank(comm->rank, count);
+    comm->reduce_scatter(comm, data, DT_F32, cuts);
+    comm->all_gather(comm, data, DT_F32, cuts);
+    comm->wait(comm);
+    for (int64_t i = 0; i < count; i++) {
+        float want = value_of(0, i);
+        for (int r = 1; r < comm->size; r++) want += value_of(r, i);
+        wrong += bits_from_f32(data[i]) != bits_from_f32(want);
+    }
+    EXPECT(!wrong_on_any_rank(wrong), "%lld of %lld elements", (long long)wrong, (long long)count);
+    free(data);
+}
+
+CASE(parts_are_summed_and_gathered) {
+    check_parts(5);
+    check_parts(4099);
+    check_parts(5 << 20);   // more than one message
+}
+
+CASE(parts_of_bf16_are_rounded_once) {
+    int64_t cuts[65], count = 1000, wrong = 0;
+    uneven_cuts(count, cuts);
+    bf16_t *data = (bf16_t *)xmalloc((size_t)count * sizeof(bf16_t));
+    for (int64_t i = 0; i < count; i++) data[i] = bf16_from_f32(value_of(comm->rank, i));
+    comm->reduce_scatter(comm, data, DT_BF16, cuts);
+    for (int64_t i = cuts[comm->rank]; i < cuts[comm->rank + 1]; i++) {
+        float want = bf16_to_f32(bf16_from_f32(value_of(0, i)));
+        for (int r = 1; r < comm->size; r++) want += bf16_to_f32(bf16_from_f32(value_of(r, i)));
+        wrong += data[i] != bf16_from_f32(want);
+    }
+    EXPECT(!wrong_on_any_rank(wrong), "%lld elements", (long long)wrong);
+    free(data);
+}
+
 CASE(sum_in_rank_order) {
     static const int64_t counts[] = {0, 1,   2,   3,
                                      5, 127, 4099};   // fewer than ranks, and remainders
