@@ -6,7 +6,7 @@
 #   DATA   folder that data/prepare_text.py wrote with the GPT-2 tokenizer
 #   OUT    folder for logs and runs
 #   STAGE  build test selftest mma memcheck racecheck short parity train repeat resume recompute
-#          ranks (default: all but ranks, which needs two GPUs)
+#          memory telemetry ranks (default: all but ranks, which needs two GPUs)
 # Exit status: 0, 1 where a step failed, 2 usage.
 set -uo pipefail
 [ $# -ge 2 ] || { sed -n 's/^# usage: /usage: /p' "$0" >&2; exit 2; }
@@ -14,7 +14,7 @@ data=$1 out=$2
 shift 2
 stages=("$@")
 [ $# -gt 0 ] || stages=(build test selftest mma memcheck racecheck short parity train repeat
-    resume recompute)
+    resume recompute memory telemetry)
 mkdir -p "$out"
 summary=$out/summary.txt
 program=./train_gpt_nvfp4
@@ -230,6 +230,62 @@ stage_recompute() {
     done
     step recompute 4 same_records 3 "${runs[@]}"
     drop_checkpoints
+}
+
+# Until a run has had STEPS steps, then it is killed: no last checkpoint is written.
+steps_alone() {   # RUN STEPS CONFIG KEY=VALUE...
+    local run=$1 steps=$2 config=$3 pid done=0
+    shift 3
+    "$program" "configs/runs/$config.json" "${common[@]}" "log.dir=$run" train.steps=100 \
+        sched.warmup_steps=1 eval.every=0 ckpt.every=0 ckpt.resume=never \
+        precision.keep_bf16.last=0 "$@" &
+    pid=$!
+    while kill -0 $pid && [ "$done" -lt "$steps" ]; do
+        sleep 0.05
+        done=$(grep -cs train_loss "$run/metrics.jsonl")
+        done=${done:-0}
+    done
+    kill -KILL $pid
+    wait $pid 2> /dev/null
+    [ "$done" -ge "$steps" ]
+}
+
+# What each level of memory.recompute costs and saves: milliseconds of the last of four steps, and
+# the plan's memory.
+stage_memory() {
+    local size micro total recipe level name
+    while read -r size micro total; do
+        for recipe in bf16 nvfp4; do
+            for level in none activation norm block; do
+                name=memory_${size}_${recipe}_$level
+                step "$name" 0 steps_alone "$out/runs/$name" 4 "gpt2_124m_$recipe" \
+                    "model.preset=gpt2-$size" "batch.micro=$micro" "batch.total_tokens=$total" \
+                    "memory.recompute=$level"
+                note "$(grep -E '^ *(saved activations|all) ' "$out/$name.log" | tr -s ' \n' ' ')" \
+                    "$(grep '^step *4/' "$out/$name.log")"
+            done
+        done
+    done << 'LIST'
+124m 64 524288
+1558m 16 65536
+LIST
+}
+
+# Of the time of 100 steps, the share of telemetry with the gradients' noise at one of them; the
+# second look counts, as the first one sets up libraries.
+stage_telemetry() {
+    step telemetry_run 0 steps_alone "$out/runs/telemetry" 4 gpt2_124m_nvfp4 batch.micro=64 \
+        log.telemetry_every=2 log.gradient_noise=true
+    step telemetry 1 python3 - "$out/telemetry_run.log" "$out/runs/telemetry/metrics.jsonl" \
+        << 'PYTHON'
+import json, re, statistics, sys
+looks = re.findall(r"^telemetry at step .* (\d+) ms$", open(sys.argv[1]).read(), re.M)
+steps = [r["time_ms"] for r in map(json.loads, open(sys.argv[2])) if "train_loss" in r]
+step, look = statistics.median(steps[1:]), float(looks[1])
+share = 100 * look / (100 * step)
+print(f"a look {look:.0f} ms, a step {step:.0f} ms: {share:.2f} % of 100 steps, limit 2 %")
+sys.exit(share > 2)
+PYTHON
 }
 
 stage_ranks() {
