@@ -8,8 +8,8 @@ norm.cuh call; included before them, once in a program.
                  it, and its source must lie in memory named by fibre_allow
   races          every access of shared memory is checked against the barriers, whatever order the
                  fibres ran in: reads of what another thread wrote since the last barrier, or of a
-                 copy under way; copies over what another thread read since; reads of what nobody
-                 wrote
+                 copy under way; writes and copies over what another thread read or wrote since;
+                 reads of what nobody wrote. Barriers are those of the whole block
   not seen       what PTX leaves to the hardware beyond that; speed
 */
 #ifndef TEST_FIBRES_H
@@ -357,6 +357,23 @@ static inline void fibre_read_shared(void *to, const void *shared, int bytes) {
     memcpy(to, shared, (size_t)bytes);
 }
 
+/* Records a write of a whole chunk by this thread; a race where another one used it since the last
+   barrier. */
+static inline FibreChunk *fibre_claim(void *shared) {
+    FibreChunk *chunk = fibre_chunk(shared);
+    int self = fibre_state.current, now = fibre_state.barriers;
+    int foreign_read = chunk->read_in == now && chunk->reader != self;
+    int foreign_write = chunk->written_in == now && chunk->writer != self;
+    if (chunk->under_way || foreign_read || foreign_write) fibre_state.faults.races++;
+    chunk->writer = self;
+    return chunk;
+}
+
+static inline void fibre_write_shared(void *shared, const void *from, int bytes) {
+    fibre_claim(shared)->written_in = fibre_state.barriers;
+    memcpy(shared, from, (size_t)bytes);
+}
+
 static inline void fibre_copy_async(void *shared, const void *global, int bytes, int inside) {
     Fibre *f = &fibre_state.fibres[fibre_state.current];
     if (f->num_copies == FIBRE_MAX_COPIES) {
@@ -369,13 +386,7 @@ static inline void fibre_copy_async(void *shared, const void *global, int bytes,
         fibre_state.faults.outside++;
         copy.from = NULL;
     }
-    FibreChunk *chunk = fibre_chunk(shared);
-    int self = fibre_state.current, now = fibre_state.barriers;
-    int foreign_read = chunk->read_in == now && chunk->reader != self;
-    int foreign_write = chunk->written_in == now && chunk->writer != self;
-    if (chunk->under_way || foreign_read || foreign_write) fibre_state.faults.races++;
-    chunk->under_way = 1;
-    chunk->writer = self;
+    fibre_claim(shared)->under_way = 1;
     memset(shared, 0xFF, (size_t)bytes);
     f->copies[f->num_copies++] = copy;
 }

@@ -47,7 +47,7 @@ template <int in_flight> static __device__ __forceinline__ void copy_async_wait(
 #endif
 }
 
-// What this thread copied, after it waited.
+// What this thread copied, after it waited, or what lies there since a barrier.
 static __device__ __forceinline__ uint4 load_shared_16(const void *shared) {
 #ifdef __CUDACC__
     return *reinterpret_cast<const uint4 *>(shared);
@@ -55,5 +55,23 @@ static __device__ __forceinline__ uint4 load_shared_16(const void *shared) {
     uint4 v;
     fibre_read_shared(&v, shared, 16);
     return v;
+#endif
+}
+
+static __device__ __forceinline__ float load_shared_4(const float *shared) {
+#ifdef __CUDACC__
+    return *shared;
+#else
+    float v;
+    fibre_read_shared(&v, shared, 4);
+    return v;
+#endif
+}
+
+static __device__ __forceinline__ void store_shared_16(void *shared, uint4 v) {
+#ifdef __CUDACC__
+    *reinterpret_cast<uint4 *>(shared) = v;
+#else
+    fibre_write_shared(shared, &v, 16);
 #endif
 }

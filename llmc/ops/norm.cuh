@@ -118,7 +118,8 @@ template <int ARRAYS, int VECS, bool WHOLE> struct RowQueue {
                 const bf16 *from = arrays[n / VECS] + row * s.cols;
                 if (c >= s.cols) continue;
                 if (WHOLE) copy_async_16(slot(to, n / VECS, n % VECS), from + c, true);
-                else *slot(to, n / VECS, n % VECS) = load_columns<false>(from, c, s.cols);
+                else store_shared_16(slot(to, n / VECS, n % VECS),
+                                     load_columns<false>(from, c, s.cols));
             }
         }
         copy_async_commit();   // also if empty: rows are counted by groups
@@ -137,7 +138,7 @@ template <int ARRAYS, int VECS, bool WHOLE> struct RowQueue {
     }
 
     __device__ __forceinline__ uint4 vector(int array, int i) const {
-        return *slot(stage, array, i);
+        return load_shared_16(slot(stage, array, i));
     }
 
     __device__ __forceinline__ void next(void) { stage = stage + 1 < STAGES ? stage + 1 : 0; }
@@ -326,6 +327,11 @@ static __device__ __forceinline__ RowStats load_stats(const NormBackwardArgs &a,
     return stats;
 }
 
+static __device__ __forceinline__ uint4 float_bits(const float v[4]) {
+    return make_uint4(__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]),
+                      __float_as_uint(v[3]));
+}
+
 /* The sums of the block's groups, in their order, through shared memory that no copy uses any more;
    sum[i] is of the thread's vector i. */
 template <int VECS>
@@ -336,16 +342,16 @@ static __device__ __forceinline__ void store_block_sums(float *out, const float 
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < VECS; i++) {
-        float4 *own = reinterpret_cast<float4 *>(shared) + (i * NORM_THREADS + threadIdx.x) * 2;
-        own[0] = make_float4(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
-        own[1] = make_float4(sum[i][4], sum[i][5], sum[i][6], sum[i][7]);
+        float *own = shared + (i * NORM_THREADS + threadIdx.x) * VEC;
+        store_shared_16(own, float_bits(sum[i]));
+        store_shared_16(own + VEC / 2, float_bits(sum[i] + VEC / 2));
     }
     __syncthreads();
     int group_cols = s.row_threads * VEC;   // of one vector of each thread
     for (int c = (int)threadIdx.x; c < s.cols; c += NORM_THREADS) {
         const float *part = shared + c / group_cols * NORM_THREADS * VEC + c % group_cols;
         float total = 0.0f;
-        for (int g = 0; g < NORM_THREADS / s.row_threads; g++) total += part[g * group_cols];
+        for (int g = 0; g < NORM_THREADS / s.row_threads; g++) total += load_shared_4(part + g * group_cols);
         out[c] = total;
     }
 }
