@@ -118,8 +118,9 @@ template <int ARRAYS, int VECS, bool WHOLE> struct RowQueue {
                 const bf16 *from = arrays[n / VECS] + row * s.cols;
                 if (c >= s.cols) continue;
                 if (WHOLE) copy_async_16(slot(to, n / VECS, n % VECS), from + c, true);
-                else store_shared_16(slot(to, n / VECS, n % VECS),
-                                     load_columns<false>(from, c, s.cols));
+                else
+                    store_shared_16(slot(to, n / VECS, n % VECS),
+                                    load_columns<false>(from, c, s.cols));
             }
         }
         copy_async_commit();   // also if empty: rows are counted by groups
@@ -351,7 +352,8 @@ static __device__ __forceinline__ void store_block_sums(float *out, const float 
     for (int c = (int)threadIdx.x; c < s.cols; c += NORM_THREADS) {
         const float *part = shared + c / group_cols * NORM_THREADS * VEC + c % group_cols;
         float total = 0.0f;
-        for (int g = 0; g < NORM_THREADS / s.row_threads; g++) total += load_shared_4(part + g * group_cols);
+        for (int g = 0; g < NORM_THREADS / s.row_threads; g++)
+            total += load_shared_4(part + g * group_cols);
         out[c] = total;
     }
 }
