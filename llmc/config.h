@@ -115,6 +115,8 @@ typedef struct {
     } precision;
     DeviceChoice device;
     int threads;                      // CPU threads, 0: all
+    // zero: level of zero.h; grad_dtype: of gradients between ranks, f32 or bf16
+    struct { int zero, bucket_mib; DType grad_dtype; } parallel;
     struct {
         int lmhead_chunks, deterministic, cuda_graphs;
         RecomputeLevel recompute;

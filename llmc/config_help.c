@@ -17,6 +17,7 @@ static const struct {
     {"optim", "AdamW"},
     {"sched", "learning rate over the steps"},
     {"precision", "number formats of matrix products"},
+    {"parallel", "several ranks"},
     {"memory", "memory against time"},
     {"eval", "validation"},
     {"ckpt", "checkpoints"},

@@ -6,6 +6,7 @@ and default is written once.
 #include <string.h>
 
 #include "config_parts.h"
+#include "zero.h"
 
 const char *const pos_names[NUM_POSITIONS] = {"learned", "rope", "none"};
 const char *const backend_names[NUM_BACKENDS] = {"auto", "native", "emulate"};
@@ -166,6 +167,16 @@ const ConfigKey config_keys[] = {
      CHOICES(device_choice_names)},
     {KEY(INT, threads), "0", 0, 4096,
      "CPU threads; 0: all", NULL},
+    {KEY(INT, parallel.zero), "0", 0, NUM_ZERO_LEVELS - 1,
+     "what ranks share out: 0 nothing, 1 master weights and Adam's moments, 2 gradients too, 3 the "
+     "blocks' weights too", "llm.c -z"},
+    {KEY(ENUM, parallel.grad_dtype), "f32", 0, 0,
+     "of gradients on their way between ranks; bf16 halves the traffic and rounds them", NULL,
+     CHOICES(model_dtype_names)},
+    {KEY(INT, parallel.bucket_mib), "32", 1, 1 << 20,
+     "MiB of f32 gradients that ranks sum up at a time, while backward goes on; at least those of "
+     "one attention or MLP", NULL},
+
     {KEY(INT, memory.lmhead_chunks), "0", 0, 4096,
      "parts the head and the loss are worked out in: more take less memory; 0: as few as keep the "
      "logits within 4 GiB", NULL},

@@ -9,10 +9,12 @@
 #include "model_parts.h"
 
 enum { VOCAB_ALIGN = 128 };
+enum { MIN_TILE_ROWS = 16, RANGE_ALIGN = 128, MIB_OF_F32 = 1 << 18 };   // of model_split
 
 static const char *const arena_names[NUM_ARENAS] = {
-    "parameters",         "gradients",         "optimizer",           "quantised weights",
-    "tables, step state", "saved activations", "scratch activations", "op workspace", "telemetry",
+    "parameters",          "gradients",          "optimizer",
+    "quantised weights",   "tables, step state", "saved activations",
+    "scratch activations", "op workspace",       "telemetry",
 };
 
 Linear *model_linear(Model *m, int id) {
@@ -183,6 +185,57 @@ static int usual_head_chunks(const Model *m) {
     return (int)ceil_div(bytes, (int64_t)4 << 30);
 }
 
+/* --- shares of ranks --- */
+
+static int64_t param_end(const Model *m, int index) {
+    const Param *p = &m->params.params[index];
+    return p->offset + p->padded_rows * p->cols;
+}
+
+/* Rows that no tile of a quantised weight crosses: blocks of dgrad run along them. */
+static int64_t weight_tile_rows(Model *m) {
+    int64_t rows = MIN_TILE_ROWS;
+    for (int i = 0; i < m->num_phases * model_num_linears(m); i++) {
+        const Operand *fprop = &m->plans[i].cell[GEMM_FPROP][SIDE_B];
+        const Operand *dgrad = &m->plans[i].cell[GEMM_DGRAD][SIDE_B];
+        if (fprop->tile == TILE_SQUARE) rows = max_i64(rows, fprop->block);
+        rows = max_i64(rows, dgrad->block);
+    }
+    return rows;
+}
+
+/* In the order in which backward completes them. */
+static int gradient_ranges(const Model *m, ZeroRange *ranges) {
+    const ParamTable *t = &m->params;
+    int count = 0, n = m->num_branches;
+    const ZeroRange plain = {t->num_decayed, t->num_elements, n, 0, 0};
+    if (m->head != m->embed) {
+        ZeroRange head = {t->params[m->head].offset, t->num_decayed, n, n, 0};
+        ranges[count++] = head;
+    }
+    for (int i = n - 1; i >= 0; i--) {
+        int64_t begin = t->params[m->blocks[i].in.weight].offset;
+        ZeroRange branch = {begin, round_up(param_end(m, m->blocks[i].out.weight), RANGE_ALIGN), i,
+                            i, 1};
+        ranges[count++] = branch;
+    }
+    ranges[count++] = plain;
+    ZeroRange embedding = {0, t->params[m->blocks[0].in.weight].offset,
+                           m->head == m->embed ? n : -1, -1, 0};
+    ranges[count++] = embedding;
+    return count;
+}
+
+void model_split(Model *m, const Config *c, int rank, int size) {
+    ZeroRange *ranges = (ZeroRange *)xmalloc((size_t)(m->num_branches + 3) * sizeof(ZeroRange));
+    ZeroOptions options = {rank, size, c->parallel.zero,
+                           (int64_t)c->parallel.bucket_mib * MIB_OF_F32, weight_tile_rows(m)};
+    int count = gradient_ranges(m, ranges);
+    zero_free(&m->zero);
+    m->zero = zero_plan(&m->params, ranges, count, &options);
+    free(ranges);
+}
+
 void model_declare(Model *m, const Config *c) {
     memset(m, 0, sizeof(*m));
     m->config = c->model;
@@ -202,6 +255,7 @@ void model_declare(Model *m, const Config *c) {
     }
     model_declare_extras(m, c);
     resolve_plans(m, c);
+    model_split(m, c, 0, 1);
 }
 
 /* --- memory --- */
@@ -328,8 +382,10 @@ static OpLimits limits_of(Model *m, const Config *c) {
 /* One run of the arena protocol: measures, or hands out addresses. */
 static void layout(Model *m, const Config *c, const Ops *ops, int training) {
     Arena *a = m->arenas;
-    param_table_place(&m->params, &a[ARENA_PARAMETERS], &a[ARENA_GRADIENTS], &a[ARENA_OPTIMIZER],
-                      training);
+    Arena *parameters = &a[ARENA_PARAMETERS];
+    if (training)
+        zero_place(&m->zero, &m->params, parameters, &a[ARENA_GRADIENTS], &a[ARENA_OPTIMIZER]);
+    else param_table_place(&m->params, parameters, NULL, NULL, 0);
     for (int id = 0; id < model_num_linears(m); id++)
         linear_place_weights(&m->engine, model_linear(m, id), &a[ARENA_WEIGHTS]);
     m->engine.state = (StepState *)arena_tensor(&a[ARENA_TABLES], DT_U8, 1, sizeof(StepState)).data;
@@ -409,6 +465,7 @@ void model_free(Model *m) {
     for (int i = 0; i < NUM_ARENAS; i++) {
         if (m->arenas[i].device) arena_free(&m->arenas[i]);
     }
+    zero_free(&m->zero);
     free(m->params.params);
     free(m->blocks);
     free(m->residual);

@@ -14,6 +14,7 @@ model_place; nothing later allocates.
 #define LLMC_MODEL_H
 
 #include "blocks/block.h"
+#include "zero.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -40,6 +41,7 @@ typedef struct {
 typedef struct {
     ModelConfig config;
     ParamTable params;
+    ZeroPlan zero;               // of one rank, but for model_split
     Engine engine;
     Block *blocks;               // residual branches, in order
     int num_branches;
@@ -82,6 +84,9 @@ Linear *model_linear(Model *m, int id);
 /* Declares parameters and resolves each linear's plan; refuses (EXIT_CONFIG) a plan that cannot
    run, naming the linear. Allocates nothing: enough for `plan` and --dry-run. */
 void model_declare(Model *m, const Config *c);
+/* Makes this rank `rank` of `size`, at the level that parallel.zero asks for: arenas hold its
+   share. After model_declare; forward alone keeps all weights on each rank. */
+void model_split(Model *m, const Config *c, int rank, int size);
 /* Lays out and takes all memory. training 0: forward only. Weights are undefined until model_init
    or a checkpoint. */
 void model_place(Model *m, const Config *c, Device *d, const Ops *ops, int training);

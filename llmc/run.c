@@ -58,6 +58,7 @@ void run_open(Run *r, int reads) {
     if (reads & READ_VAL) open_val(r);
     if (reads & READ_TOKENIZER) open_tokenizer(r);
     model_declare(&r->model, c);
+    model_split(&r->model, c, r->comm->rank, r->comm->size);
     if (reads & READ_TRAIN) r->telemetry = telemetry_open(c, &r->model);
     (reads & FOR_PLAN ? backend_choose_for_plan : backend_choose)(&r->model, c, r->device);
     plan_precision_tag(&r->model, c, r->precision_tag, sizeof(r->precision_tag));
@@ -86,6 +87,9 @@ void run_plan(Run *r) {
 
 void run_take_buffers(Run *r) {
     const Config *c = &r->config;
+    if (r->model.zero.level > 0)
+        die(EXIT_CONFIG, "config: parallel.zero is %d; only --dry-run and plan know of it here",
+            c->parallel.zero);
     size_t batch_bytes = (size_t)c->batch.micro * (size_t)c->batch.seq_len * sizeof(int32_t);
     r->inputs = (int32_t *)xmalloc(batch_bytes);
     r->targets = (int32_t *)xmalloc(batch_bytes);

@@ -74,6 +74,8 @@ typedef struct {
     Tensor grad;             // (padded_rows, cols) f32
     // (padded_rows, cols) f32; master is `value` itself when the model dtype is f32
     Tensor master, m, v;
+    // first element that master, m and v hold: 0, but where ranks keep parts of them (zero.h)
+    int64_t kept_from;
 } Param;
 
 typedef struct {
@@ -82,7 +84,10 @@ typedef struct {
     int64_t num_decayed;     // elements of the flat arrays under weight decay: [0, num_decayed)
     int64_t num_elements;    // of each flat array, padding included
     DType dtype;             // of `value`
-    Tensor value, grad, master, m, v;   // the flat arrays, (1, num_elements)
+    // the flat arrays, (1, num_elements); where ranks keep parts of them, see zero.h
+    Tensor value, grad, master, m, v;
+    // of gradients and values that are not kept; empty but for zero.h
+    Tensor grad_windows, value_windows;
 } ParamTable;
 
 /* Declares a parameter and returns its index; offsets exist only after param_table_seal. */
@@ -96,8 +101,8 @@ void param_table_place(ParamTable *t, Arena *parameters, Arena *gradients, Arena
                        int train);
 Param *param_table_find(ParamTable *t, const char *name);   // NULL if absent
 int64_t param_table_true_count(const ParamTable *t);        // parameters as published: no padding
-/* Writes one parameter's master from host memory (padded_rows, cols), and its `value` by nearest
-   even. */
+/* Writes one parameter's master from host memory (padded_rows, cols), so much of it as is kept, and
+   its `value` by nearest even. */
 void param_table_upload(ParamTable *t, Device *d, const Param *p, const float *master);
 /* Fills masters and values from the seed (made on the host: the same on every machine) and zeroes m
    and v. */
