@@ -26,6 +26,7 @@ kernel here, so that a C++ compiler builds it without nvcc; WITH_CUDA is tested 
 #include "llmc/run_phases.h"
 #include "llmc/run_record.h"
 #include "llmc/sampler.h"
+#include "llmc/stop.h"
 #include "llmc/verbs.h"
 #include "llmc/version.h"
 
@@ -76,14 +77,6 @@ static void open_run(Run *r, int num_args, char **args, int reads) {
 
 /* --- one optimizer step --- */
 
-static volatile sig_atomic_t stop_requested;
-
-/* The first signal asks, the second one ends the process at once. */
-static void request_stop(int signal_number) {
-    stop_requested = 1;
-    signal(signal_number, SIG_DFL);
-}
-
 /* Forward and backward over this rank's share of the step's sequences, in micro-batches. Asked to
    stop, it leaves the rest out and votes for no rank to apply the step. */
 static void accumulate_gradients(Run *r, float lr) {
@@ -95,7 +88,7 @@ static void accumulate_gradients(Run *r, float lr) {
         optimizer_state(c, r->step, lr, guard_loss_max(&r->guard), guard_norm_max(&r->guard));
     d->upload(d, r->model.engine.state, &state, sizeof(state));
     model_zero_gradients(&r->model);
-    for (int micro = 0; micro < r->accumulation && !stop_requested; micro++) {
+    for (int micro = 0; micro < r->accumulation && !stop_requested(); micro++) {
         int64_t first = rank_first + (int64_t)micro * B;
         int64_t token_base = first * T;
         d->upload(d, &r->model.engine.state->token_base, &token_base, sizeof(token_base));
@@ -104,7 +97,7 @@ static void accumulate_gradients(Run *r, float lr) {
                                (float)(1.0 / (double)r->step_tokens));
     }
     model_finish_gradients(&r->model);
-    float votes = stop_requested ? 1.0f : 0.0f;
+    float votes = stop_requested() ? 1.0f : 0.0f;
     d->upload(d, &r->model.engine.state->stop_votes, &votes, sizeof(votes));
 }
 
@@ -167,13 +160,16 @@ static void report_step(Run *r, double time_ms) {
 
 static int due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
-static void validate(Run *r) {
-    if (!r->val) return;
+/* Returns 0 where it was left because of a stop: the resumed run validates again. */
+static int validate(Run *r) {
+    if (!r->val) return 1;
     ValidationRecord record = {r->step, r->tokens, 0, r->config.eval.also_bf16, 0};
     record.loss = drop_nan_sign(eval_run(&r->evaluation, &r->model, r->comm));
-    if (record.also_bf16)
+    if (record.also_bf16 && !r->evaluation.stopped)
         record.loss_bf16 = drop_nan_sign(eval_run_plain(&r->evaluation, &r->model, r->comm));
+    if (r->evaluation.stopped) return 0;
     metrics_validation(r->metrics, &record);
+    return 1;
 }
 
 /* On the first sequences of the data, whatever the step. The phase that waits for the gradient's
@@ -221,9 +217,9 @@ static int train_loop(Run *r) {
     const Config *c = &r->config;
     for (;;) {
         int last = r->step == r->steps;
-        if (last || due(r->step, c->eval.every)) validate(r);
+        int validated = !(last || due(r->step, c->eval.every)) || validate(r);
         if (r->step > 0 && due(r->step, c->sample.every)) print_sample(r, (int)r->step);
-        if (last) return 1;
+        if (last) return validated;
         if (due(r->step, c->log.telemetry_every)) look_closely(r);
         int trained = one_step(r);
         if (!trained || r->step == r->steps || due(r->step, c->ckpt.every)) run_save(r);
@@ -246,6 +242,7 @@ static void rehearse(Run *r) {
 
 static int verb_train(int num_args, char **args) {
     int dry_run = verbs_take_flag(&num_args, args, "--dry-run");
+    stop_listen();
     Run run, *r = &run;
     open_run(r, num_args, args, READ_TRAIN | READ_VAL | READ_TOKENIZER);
     run_plan(r);
@@ -267,14 +264,13 @@ static int verb_train(int num_args, char **args) {
     else model_init(&r->model, c->seed);
     free(checkpoint);
     run_phases_begin(r, r->step);
+    stop_defer(r->host->rank == 0);
     run_record_open(r);
-    signal(SIGINT, request_stop);
-    signal(SIGTERM, request_stop);
     int finished = train_loop(r);
     ExitCode code = finished ? EXIT_DONE : EXIT_INTERRUPTED;
     if (!finished)
-        log_line("interrupted at step %lld; the same command%s goes on from there",
-                 (long long)r->step,
+        log_line("interrupted at step %lld by %s; the same command%s goes on from there",
+                 (long long)r->step, stop_requested() ? stop_signal() : "another rank",
                  strcmp(c->ckpt.resume, "auto") == 0 ? "" : " with ckpt.resume=auto");
     run_record_close(r, code, finished ? "finished" : "interrupted");
     run_close(r);

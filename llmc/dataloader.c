@@ -11,7 +11,7 @@ position -> (source, index in it) -> (epoch, window) -> (shard, offset).
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -34,8 +34,7 @@ static const struct {
 
 typedef struct {
     char *path;
-    const uint8_t *map;   // the whole file, header included
-    size_t map_bytes;
+    int fd;            // read as needed: a mapping would raise SIGBUS where the file has shrunk
     int token_bytes;   // 2 or 4
     int64_t num_tokens;
     int64_t first_window;   // windows of the source that lie in earlier shards
@@ -113,13 +112,13 @@ static int shard_token_bytes(const char *what, const char *path, const int32_t *
 }
 
 /* Reads and judges the header of an open file of `bytes` bytes. */
-static void read_shard_header(const char *what, Shard *s, int fd, int64_t bytes) {
+static void read_shard_header(const char *what, Shard *s, int64_t bytes) {
     int32_t header[HEADER_INTS];
     if (bytes < HEADER_BYTES)
         die(EXIT_DATA,
             "%s: %s is not a token shard: its header alone takes %lld bytes, the file has %lld",
             what, s->path, (long long)HEADER_BYTES, (long long)bytes);
-    if (pread(fd, header, sizeof header, 0) != (ssize_t)sizeof header)
+    if (pread(s->fd, header, sizeof header, 0) != (ssize_t)sizeof header)
         die(EXIT_DATA, "%s: cannot read %s: %s", what, s->path, strerror(errno));
     s->token_bytes = shard_token_bytes(what, s->path, header);
     s->num_tokens = (uint32_t)header[2];
@@ -134,25 +133,21 @@ static void read_shard_header(const char *what, Shard *s, int fd, int64_t bytes)
 
 static void open_shard(const DataLoaderOptions *o, Shard *s, const char *path) {
     s->path = xstrdup(path);
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    s->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     struct stat st;
-    if (fd < 0 || fstat(fd, &st) != 0)
-        die(EXIT_DATA, "%s: cannot open %s: %s", o->what, path, strerror(errno));
+    if (s->fd < 0 || fstat(s->fd, &st) != 0)
+        die(EXIT_DATA, "%s: cannot open %s: %s%s", o->what, path, strerror(errno),
+            errno == EMFILE ? "; every shard stays open: raise `ulimit -n`" : "");
     if (!S_ISREG(st.st_mode))
         die(EXIT_DATA,
             "%s: %s is not a regular file; give the shards by a pattern such as DIR/train_*.bin",
             o->what, path);
-    read_shard_header(o->what, s, fd, st.st_size);
+    read_shard_header(o->what, s, st.st_size);
     if (s->num_tokens < o->seq_len + INT64_C(1))
         die(EXIT_DATA,
             "%s: %s has %lld tokens, one sequence needs batch.seq_len + 1 = %d; lower "
             "batch.seq_len or leave the file out",
             o->what, path, (long long)s->num_tokens, o->seq_len + 1);
-    s->map_bytes = (size_t)st.st_size;
-    void *map = mmap(NULL, s->map_bytes, PROT_READ, MAP_PRIVATE, fd, 0);
-    if (map == MAP_FAILED) die(EXIT_DATA, "%s: cannot map %s: %s", o->what, path, strerror(errno));
-    s->map = map;
-    close(fd);
 }
 
 static int compare_paths(const void *a, const void *b) {
@@ -217,11 +212,20 @@ static void set_quotas(DataLoader *dl, const DataSource *sources) {
                 total / DATA_MIX_BLOCK);
 }
 
+/* Shards stay open, and the usual soft limit is 1024 files. */
+static void raise_file_limit(void) {
+    struct rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files) != 0) return;
+    files.rlim_cur = files.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &files);
+}
+
 DataLoader *dataloader_open(const DataSource *sources, int num_sources,
                             const DataLoaderOptions *options) {
     CHECK(num_sources > 0 && options->seq_len > 0 && options->vocab > 0,
           "sources %d, seq_len %d, vocab %d", num_sources, options->seq_len, options->vocab);
     DataLoader *dl = xmalloc(sizeof *dl);
+    raise_file_limit();
     dl->options = *options;
     dl->options.what = xstrdup(options->what);
     dl->num_sources = num_sources;
@@ -238,7 +242,7 @@ void dataloader_close(DataLoader *dl) {
     for (int i = 0; i < dl->num_sources; i++) {
         for (int j = 0; j < dl->sources[i].num_shards; j++) {
             Shard *s = &dl->sources[i].shards[j];
-            munmap((void *)s->map, s->map_bytes);
+            close(s->fd);
             free(s->path);
         }
         free(dl->sources[i].shards);
@@ -282,21 +286,32 @@ static const Shard *shard_of_window(const Source *source, int64_t window) {
     return &source->shards[low];
 }
 
-static uint32_t shard_token(const Shard *s, int64_t i) {
-    const uint8_t *p = s->map + HEADER_BYTES + i * s->token_bytes;
-    uint16_t narrow;
-    uint32_t wide;
-    if (s->token_bytes == 2) {
-        memcpy(&narrow, p, sizeof narrow);
-        return narrow;
+/* Tokens start .. start + count - 1 as the file has them. A shard that another process has cut short
+   or that cannot be read any more ends the run; what was saved goes on once the file is back. */
+static void read_tokens(const char *what, const Shard *s, int64_t start, int count, void *raw) {
+    int64_t at = HEADER_BYTES + start * s->token_bytes;
+    size_t wanted = (size_t)count * (size_t)s->token_bytes, have = 0;
+    while (have < wanted) {
+        ssize_t got = pread(s->fd, (char *)raw + have, wanted - have, (off_t)(at + (int64_t)have));
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0)
+            die(EXIT_DATA,
+                "%s: cannot read %s at byte %lld: %s. Put the file back as it was; the same "
+                "command then goes on from the last checkpoint",
+                what, s->path, (long long)(at + (int64_t)have),
+                got < 0 ? strerror(errno) : "it was whole at the start and now ends there");
+        have += (size_t)got;
     }
-    memcpy(&wide, p, sizeof wide);
-    return wide;
 }
 
-/* Copies window `index` of the source's endless sequence. inputs, targets: (seq_len). */
-static void copy_sequence(const DataLoader *dl, int source_at, int64_t index, int32_t *inputs,
-                          int32_t *targets) {
+static uint32_t token_at(const void *raw, int token_bytes, int t) {
+    return token_bytes == 2 ? ((const uint16_t *)raw)[t] : ((const uint32_t *)raw)[t];
+}
+
+/* Copies window `index` of the source's endless sequence, through `raw`, (seq_len + 1) tokens of any
+   width. inputs, targets: (seq_len). */
+static void copy_sequence(const DataLoader *dl, int source_at, int64_t index, uint32_t *raw,
+                          int32_t *inputs, int32_t *targets) {
     const DataLoaderOptions *o = &dl->options;
     const Source *source = &dl->sources[source_at];
     int64_t epoch = index / source->num_windows, window = index % source->num_windows;
@@ -306,8 +321,9 @@ static void copy_sequence(const DataLoader *dl, int source_at, int64_t index, in
     }
     const Shard *s = shard_of_window(source, window);
     int64_t start = (window - s->first_window) * o->seq_len;
+    read_tokens(o->what, s, start, o->seq_len + 1, raw);
     for (int t = 0; t <= o->seq_len; t++) {
-        uint32_t token = shard_token(s, start + t);
+        uint32_t token = token_at(raw, s->token_bytes, t);
         if (token >= (uint32_t)o->vocab)
             die(EXIT_DATA,
                 "%s: %s: token %lld (byte %lld) is %u, model.vocab is %d; the shards were made "
@@ -326,6 +342,7 @@ void dataloader_fill(const DataLoader *dl, int64_t first_sequence, int count, in
           (long long)first_sequence, count);
     Place places[DATA_MIX_BLOCK];
     int64_t mixed_block = -1;
+    uint32_t *raw = xmalloc(((size_t)dl->options.seq_len + 1) * sizeof *raw);
     for (int i = 0; i < count; i++) {
         int64_t block = (first_sequence + i) / DATA_MIX_BLOCK;
         if (block != mixed_block) mix_block(dl, block, places);
@@ -333,6 +350,7 @@ void dataloader_fill(const DataLoader *dl, int64_t first_sequence, int count, in
         Place place = places[(first_sequence + i) % DATA_MIX_BLOCK];
         int64_t index = block * dl->sources[place.source].quota + place.rank;
         int64_t at = (int64_t)i * dl->options.seq_len;
-        copy_sequence(dl, place.source, index, inputs + at, targets + at);
+        copy_sequence(dl, place.source, index, raw, inputs + at, targets + at);
     }
+    free(raw);
 }

@@ -1,7 +1,7 @@
 /*
 dataloader -- sequences of tokens from llm.c shards (data/README.md), a pure function of position.
   shard     header of 256 int32 {magic, version, tokens, 0...}, then the tokens: uint16 (magic
-            20240520, version 1) or uint32 (20240801, version 7), little-endian; mapped read-only
+            20240520, version 1) or uint32 (20240801, version 7), little-endian; read as needed, files stay open
   window    seq_len + 1 neighbouring tokens of one shard, stride seq_len: a shard of n tokens holds
             (n - 1) / seq_len windows; the tokens left over at its end are not served
   source    the windows of all files that match one glob pattern, files in byte order of their paths
@@ -15,7 +15,8 @@ dataloader -- sequences of tokens from llm.c shards (data/README.md), a pure fun
 A position counts sequences over all ranks and micro-batches from the start of the run. So the whole
 state of the data order is one int64, and the slice of a rank is nothing but other positions.
 It is not a tokenizer, prefetches nothing, and neither packs nor masks documents.
-A file must not shrink while it is mapped: the system then ends the process with SIGBUS.
+A file that shrinks or cannot be read any more while a run uses it ends the run with EXIT_DATA, and
+names the file and the byte; one that is only deleted is read on, as the system keeps open files.
   tests     test_dataloader.c
 */
 #ifndef LLMC_DATALOADER_H

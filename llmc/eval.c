@@ -6,9 +6,10 @@
 
 #include "common.h"
 #include "plain.h"
+#include "stop.h"
 
 Evaluation eval_open(const Config *c, const DataLoader *data) {
-    Evaluation e = {data, 0, c->eval.micro, c->batch.seq_len, NULL, NULL};
+    Evaluation e = {data, 0, c->eval.micro, c->batch.seq_len, 0, NULL, NULL};
     int64_t available = dataloader_num_sequences(data);
     int64_t wanted = c->eval.tokens > 0 ? ceil_div(c->eval.tokens, e.seq_len) : available;
     e.sequences = min_i64(wanted, available) / e.micro * e.micro;
@@ -41,7 +42,9 @@ double eval_run(Evaluation *e, Model *m, Comm *comm) {
     Device *d = m->engine.device;
     StepState state;
     double sum = 0;
+    int stops = 0;
     for (int64_t first = 0, batch = 0; first < e->sequences; first += e->micro, batch++) {
+        if ((stops = stop_requested())) break;
         if (batch % comm->size != comm->rank) continue;
         memset(&state, 0, sizeof(state));
         state.token_base = first * e->seq_len;
@@ -54,13 +57,16 @@ double eval_run(Evaluation *e, Model *m, Comm *comm) {
         sum += state.loss;
     }
     if (comm->size > 1) {
-        float partial = (float)sum;   // the ranks' sums travel through the device's communicator
-        d->upload(d, &m->engine.state->loss, &partial, sizeof(partial));
-        comm->all_reduce(comm, &m->engine.state->loss, 1, COMM_SUM);
+        // The ranks' sums and votes travel through the device's communicator.
+        float sums[2] = {(float)sum, (float)stops};
+        d->upload(d, &m->engine.state->loss, sums, sizeof(sums));
+        comm->all_reduce(comm, &m->engine.state->loss, 2, COMM_SUM);
         comm->wait(comm);
-        d->download(d, &partial, &m->engine.state->loss, sizeof(partial));
-        sum = partial;
+        d->download(d, sums, &m->engine.state->loss, sizeof(sums));
+        sum = sums[0];
+        stops = sums[1] > 0;
     }
+    e->stopped = stops;
     return sum / (double)(e->sequences / e->micro);
 }
 

@@ -18,6 +18,7 @@ typedef struct {
     const DataLoader *data;
     int64_t sequences;          // a multiple of micro
     int micro, seq_len;
+    int stopped;                // the last pass was left: a rank was asked to stop (stop.h)
     int32_t *inputs, *targets;  // one micro-batch on the host
 } Evaluation;
 
@@ -27,7 +28,8 @@ Evaluation eval_open(const Config *c, const DataLoader *data);
 void eval_close(Evaluation *e);
 /* "192 of the 256 tokens of data.val", and eval.tokens where it asks for more. */
 void eval_describe(const Evaluation *e, const Config *c, char *buffer, int size);
-/* Mean loss in nats a token. Every rank calls it and gets the same number. */
+/* Mean loss in nats a token. Every rank calls it and gets the same number, which means nothing where
+   `stopped` is set. */
 double eval_run(Evaluation *e, Model *m, Comm *comm);
 /* The same of the same weights with all linears in the model's dtype. */
 double eval_run_plain(Evaluation *e, Model *m, Comm *comm);

@@ -338,6 +338,12 @@ void metrics_object(Metrics *m, int64_t step, const char *members) {
     free(line);
 }
 
+void metrics_sync(Metrics *m) {
+    if (!m->has_files) return;
+    outfile_sync(&m->jsonl);
+    outfile_sync(&m->main_log);
+}
+
 void metrics_close(Metrics *m, int exit_code, const char *exit_reason) {
     if (m->has_files) {
         write_run_json(m, exit_code, exit_reason);

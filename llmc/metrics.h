@@ -75,6 +75,9 @@ void metrics_validation(Metrics *m, const ValidationRecord *r);
 /* Another line of metrics.jsonl, of the step that is trained next: "step", then these members of a
    JSON object. */
 void metrics_object(Metrics *m, int64_t step, const char *members);
+/* All lines so far have reached the disk: before a checkpoint, whose resumed run goes on behind
+   them. */
+void metrics_sync(Metrics *m);
 /* Completes run.json and frees. Fit for the hook of die(): a second failure ends the process. */
 void metrics_close(Metrics *m, int exit_code, const char *exit_reason);
 

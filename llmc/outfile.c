@@ -52,8 +52,10 @@ static void sync_or_die(int fd, const char *path, const char *what) {
     }
 }
 
+void outfile_sync(OutFile *f) { sync_or_die(f->fd, f->path, f->what); }
+
 void outfile_close(OutFile *f) {
-    sync_or_die(f->fd, f->path, f->what);
+    outfile_sync(f);
     if (close(f->fd) != 0) {
         die(EXIT_DATA, "%s: cannot close '%s': %s", f->what, f->path, strerror(errno));
     }

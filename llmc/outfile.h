@@ -27,6 +27,7 @@ typedef struct {
 OutFile outfile_create(const char *path, const char *what);   // an existing file is emptied
 OutFile outfile_append(const char *path, const char *what);
 void outfile_write(OutFile *f, const void *data, size_t bytes);
+void outfile_sync(OutFile *f);    // what was written has reached the disk when it returns
 void outfile_close(OutFile *f);   // after the data has reached the disk
 
 /* The whole file at once: whoever reads `path` sees the old content or all of the new one. */

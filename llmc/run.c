@@ -12,6 +12,7 @@
 
 void run_configure(Run *r, int num_args, char **args) {
     memset(r, 0, sizeof(*r));
+    r->saved_step = -1;
     config_refuse_flags(num_args, args);
     config_parse(&r->config, num_args, args);
 }

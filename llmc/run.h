@@ -53,6 +53,7 @@ typedef struct {
     int accumulation;            // micro-steps a step on each rank
     int64_t step_tokens;         // of all ranks
     int64_t step, steps;         // done, in all
+    int64_t saved_step;          // of the newest checkpoint in ckpt.dir that is this run's; or -1
     int64_t position;            // next sequence of the data order
     int nonfinite_in_a_row;      // steps skipped for that
     int64_t tokens;              // trained on; batch.total_tokens may have been another before

@@ -74,7 +74,9 @@ static void resume_phase(Run *r, const char *path, int training) {
 
 void run_save(Run *r) {
     const Config *c = &r->config;
+    if (r->saved_step == r->step) return;
     if (r->host->rank == 0) {
+        if (r->metrics) metrics_sync(r->metrics);
         CheckpointField fields[NUM_RUN_FIELDS];
         CheckpointState s = checkpoint_state(r, fields);
         note_phase(r);
@@ -90,6 +92,7 @@ void run_save(Run *r) {
                  (now_ms() - started) / 1000.0);
     }
     r->host->barrier(r->host);
+    r->saved_step = r->step;
 }
 
 static void refuse_longer_past(const Run *r, const char *path, int64_t step) {
@@ -118,6 +121,7 @@ void run_load(Run *r, const char *path, int training) {
     r->step = s.step;
     r->position = s.position;
     r->tokens = s.tokens;
+    if (strcmp(r->config.ckpt.resume, "auto") == 0) r->saved_step = s.step;
     resume_phase(r, path, training);
     free(s.config);
     log_line("loaded      %s: step %lld, sequence %lld", path, (long long)r->step,

@@ -12,7 +12,8 @@ run. Which checkpoint is meant is resume's business, the files are checkpoint's.
 extern "C" {
 #endif
 
-/* Rank 0 writes, all ranks wait. */
+/* Rank 0 writes, all ranks wait. The record up to here reaches the disk before the checkpoint gets
+   its name. Nothing is done where ckpt.dir has this step's checkpoint by this run. */
 void run_save(Run *r);
 /* The model must have its memory. With `training` also the optimizer's state; then a checkpoint
    past the run's last step is refused. Dies as resume_compare and checkpoint_load do. */

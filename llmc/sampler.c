@@ -8,6 +8,7 @@
 
 #include "common.h"
 #include "rng.h"
+#include "stop.h"
 
 enum { TOKEN_MULTIPLE = 32 };   // rows that a quantised forward pass comes in
 
@@ -61,7 +62,7 @@ void sampler_run(Model *m, const Tokenizer *tokenizer, const SampleOptions *o, F
     history[length++] = eot;   // every document in training begins so
     for (int64_t i = 0; i < prompt_len; i++) history[length++] = prompt[i];
     for (int64_t i = 0; i < prompt_len; i++) write_token(tokenizer, prompt[i], out);
-    for (int64_t i = 0; i < o->tokens; i++) {
+    for (int64_t i = 0; i < o->tokens && !stop_requested(); i++) {
         int n = (int)min_i64(length, m->max_T), T = forward_length(m, n);
         for (int t = 0; t < T; t++) context[t] = t < n ? history[length - n + t] : eot;
         model_logits(m, context, T, n - 1, logits);

@@ -20,7 +20,7 @@ LAYERS = [
     (8, "main", [MAIN]),
     (9, "tests and tools", ["test/*", "dev/*"]),
     (0, "facts", ["llmc/common.*", "llmc/dtype.*", "llmc/rng.*", "llmc/outfile.*",
-                  "llmc/cache.*", "llmc/version.*"]),
+                  "llmc/cache.*", "llmc/stop.*", "llmc/version.*"]),
     (1, "the machine", ["llmc/device*", "llmc/tensor.*", "llmc/comm.*", "llmc/comm_*",
                        "llmc/zero.*"]),
     (2, "precision as data", ["llmc/recipe*"]),
