@@ -286,8 +286,8 @@ static const Shard *shard_of_window(const Source *source, int64_t window) {
     return &source->shards[low];
 }
 
-/* Tokens start .. start + count - 1 as the file has them. A shard that another process has cut short
-   or that cannot be read any more ends the run; what was saved goes on once the file is back. */
+/* Tokens start .. start + count - 1 as the file has them. A shard that another process has cut
+   short or that cannot be read any more ends the run; what was saved goes on once it is back. */
 static void read_tokens(const char *what, const Shard *s, int64_t start, int count, void *raw) {
     int64_t at = HEADER_BYTES + start * s->token_bytes;
     size_t wanted = (size_t)count * (size_t)s->token_bytes, have = 0;
@@ -308,8 +308,8 @@ static uint32_t token_at(const void *raw, int token_bytes, int t) {
     return token_bytes == 2 ? ((const uint16_t *)raw)[t] : ((const uint32_t *)raw)[t];
 }
 
-/* Copies window `index` of the source's endless sequence, through `raw`, (seq_len + 1) tokens of any
-   width. inputs, targets: (seq_len). */
+/* Copies window `index` of the source's endless sequence, through `raw`, (seq_len + 1) tokens of
+   any width. inputs, targets: (seq_len). */
 static void copy_sequence(const DataLoader *dl, int source_at, int64_t index, uint32_t *raw,
                           int32_t *inputs, int32_t *targets) {
     const DataLoaderOptions *o = &dl->options;

@@ -1,7 +1,8 @@
 /*
 dataloader -- sequences of tokens from llm.c shards (data/README.md), a pure function of position.
   shard     header of 256 int32 {magic, version, tokens, 0...}, then the tokens: uint16 (magic
-            20240520, version 1) or uint32 (20240801, version 7), little-endian; read as needed, files stay open
+            20240520, version 1) or uint32 (20240801, version 7), little-endian; read as needed, the
+            files stay open
   window    seq_len + 1 neighbouring tokens of one shard, stride seq_len: a shard of n tokens holds
             (n - 1) / seq_len windows; the tokens left over at its end are not served
   source    the windows of all files that match one glob pattern, files in byte order of their paths

@@ -10,11 +10,15 @@
 #include "resume.h"
 #include "run_phases.h"
 
-enum { NUM_RUN_FIELDS = 3, PHASE_VALUES = 2 };
+enum { NUM_RUN_FIELDS = 4, PHASE_VALUES = 2 };
 
 /* Of a run with a schedule: the phase, and where "sqrt3" came, the step of that. */
 static double phase_values[PHASE_VALUES];
 static int num_phase_values;
+
+/* Sequences of data.train: with another number of them a position means another sequence. */
+static double data_sequences;
+static int num_data_sequences;
 
 /* `fields` lives as long as the result. */
 static CheckpointState checkpoint_state(Run *r, CheckpointField fields[NUM_RUN_FIELDS]) {
@@ -27,7 +31,10 @@ static CheckpointState checkpoint_state(Run *r, CheckpointField fields[NUM_RUN_F
     fields[1] = norm;
     CheckpointField phase = {"schedule", FIELD_REALS_IF_ANY, phase_values, &num_phase_values,
                              PHASE_VALUES};
-    fields[2] = phase;
+    CheckpointField data = {"data_sequences", FIELD_REALS_IF_ANY, &data_sequences,
+                            &num_data_sequences, 1};
+    fields[2] = data;
+    fields[3] = phase;
     CheckpointState s;
     memset(&s, 0, sizeof(s));
     s.step = r->step;
@@ -48,6 +55,28 @@ static void note_phase(const Run *r) {
     phase_values[0] = run_phases_at(r, r->step);
     if (!run_phases_has_sqrt3(r) || r->phase_starts[last] == INT64_MAX) return;
     phase_values[num_phase_values++] = (double)r->phase_starts[last];
+}
+
+static void note_data(const Run *r) {
+    num_data_sequences = 1;
+    data_sequences = (double)dataloader_num_sequences(r->train);
+}
+
+/* A shard that went missing, or a new one, would put other data behind every position. */
+static void compare_data(const Run *r, const char *path) {
+    int64_t now = dataloader_num_sequences(r->train), then = (int64_t)data_sequences;
+    if (num_data_sequences == 0 || now == then) return;
+    if (strcmp(r->config.ckpt.resume, "auto") != 0) {
+        log_line("changed since the checkpoint: data.train held %lld sequences, now %lld; new data "
+                 "order",
+                 (long long)then, (long long)now);
+        return;
+    }
+    die(EXIT_DATA,
+        "data.train holds %lld sequences, but %lld when %s was saved: a shard is missing or new, "
+        "and the order of the data would be another. Put the files back as they were, or set "
+        "ckpt.resume=%s to go on with these",
+        (long long)now, (long long)then, path, path);
 }
 
 /* In training the phase follows from the step, and model_begin_step brings it. */
@@ -80,6 +109,7 @@ void run_save(Run *r) {
         CheckpointField fields[NUM_RUN_FIELDS];
         CheckpointState s = checkpoint_state(r, fields);
         note_phase(r);
+        note_data(r);
         s.config = r->config_json;
         char *algorithms = r->ops->gemm_choices_save(r->device);
         s.gemm_algorithms = algorithms;
@@ -109,6 +139,7 @@ void run_rehearse_load(Run *r, const char *path) {
     CheckpointState s = checkpoint_state(r, fields);
     checkpoint_check(path, &r->model.params, &s, 1);
     free(s.config);
+    compare_data(r, path);
     refuse_longer_past(r, path, s.step);
 }
 
@@ -117,6 +148,7 @@ void run_load(Run *r, const char *path, int training) {
     CheckpointField fields[NUM_RUN_FIELDS];
     CheckpointState s = checkpoint_state(r, fields);
     checkpoint_load(path, &r->model.params, r->device, &s, training);
+    if (training) compare_data(r, path);
     if (training) refuse_longer_past(r, path, s.step);
     r->step = s.step;
     r->position = s.position;

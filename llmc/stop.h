@@ -9,7 +9,7 @@ stop -- asked to end by a signal: what arrives, and what it does at which stage 
 Signals: SIGINT, SIGTERM, SIGHUP (terminal gone), SIGUSR1 (a scheduler's early warning, and what
 mpirun passes on at once), SIGPIPE (the reader of standard output is gone). One that was ignored
 when the program started stays ignored, as nohup means it.
-It decides nothing for other ranks: who is asked votes, and all stop together (StepState.stop_votes).
+It decides nothing for other ranks: who is asked votes, and all stop together (StepState).
   tests     test_program_signals.c
 */
 #ifndef LLMC_STOP_H
