@@ -240,11 +240,37 @@ static void rehearse(Run *r) {
     run_check_directories(r);
 }
 
+static int plan_run(Run *r) {
+    const Config *c = &r->config;
+    int has_length = c->train.steps > 0 || c->train.tokens > 0 || c->train.epochs > 0;
+    open_machine(r);
+    run_open(r, READ_TRAIN | READ_VAL | READ_TOKENIZER | FOR_PLAN);
+    if (r->train && has_length)
+        r->steps = config_steps(c, r->ranks, dataloader_num_sequences(r->train));
+    run_measure(r, 1);
+    run_settle_gemms(r, NULL);
+    run_print_plan(r);
+    char *prediction = predict_text(&r->model, c, r->ranks, r->steps);
+    log_line("%s", prediction);
+    free(prediction);
+    run_close(r);
+    return EXIT_DONE;
+}
+
+static int verb_plan(int num_args, char **args) {
+    Run run;
+    run_configure(&run, num_args, args);
+    return plan_run(&run);
+}
+
 static int verb_train(int num_args, char **args) {
     int dry_run = verbs_take_flag(&num_args, args, "--dry-run");
     stop_listen();
     Run run, *r = &run;
-    open_run(r, num_args, args, READ_TRAIN | READ_VAL | READ_TOKENIZER);
+    run_configure(r, num_args, args);
+    if (dry_run && r->config.plan.ranks > 0) return plan_run(r);   // of ranks that are not there
+    open_machine(r);
+    run_open(r, READ_TRAIN | READ_VAL | READ_TOKENIZER);
     run_plan(r);
     const Config *c = &r->config;
     if (dry_run) {
@@ -275,23 +301,6 @@ static int verb_train(int num_args, char **args) {
     run_record_close(r, code, finished ? "finished" : "interrupted");
     run_close(r);
     return code;
-}
-
-static int verb_plan(int num_args, char **args) {
-    Run run;
-    open_run(&run, num_args, args, READ_TRAIN | READ_VAL | READ_TOKENIZER | FOR_PLAN);
-    const Config *c = &run.config;
-    int has_length = c->train.steps > 0 || c->train.tokens > 0 || c->train.epochs > 0;
-    if (run.train && has_length)
-        run.steps = config_steps(c, run.comm->size, dataloader_num_sequences(run.train));
-    run_measure(&run, 1);
-    run_settle_gemms(&run, NULL);
-    run_print_plan(&run);
-    char *prediction = predict_text(&run.model, c, run.comm->size, run.steps);
-    log_line("%s", prediction);
-    free(prediction);
-    run_close(&run);
-    return EXIT_DONE;
 }
 
 static int verb_eval(int num_args, char **args) {

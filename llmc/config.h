@@ -137,8 +137,14 @@ typedef struct {
         int count, top_k;
         float temperature;
     } sample;
-    // what the verb plan predicts; training ignores it. tokens 0: the run's length
-    struct { DeviceModel device; int64_t tokens; } plan;
+    // what the verb plan predicts; training ignores it. tokens 0: the run's length; ranks 0: those
+    // present; gpus_per_node and link (GB/s) 0: the device's; network in GB/s
+    struct {
+        DeviceModel device;
+        int64_t tokens;
+        int ranks, gpus_per_node;
+        double link, network, gpu_hour_price;
+    } plan;
     uint64_t seed;
     // no key: the lines of config_changes from model.preset alone, of what was given beside it;
     // NULL for none
@@ -158,6 +164,8 @@ void config_refuse_flags(int num_args, char **args);
 /* Micro-steps of one optimizer step on each rank. Dies naming batch.total_tokens and the nearest
    legal values. */
 int config_accumulation(const Config *c, int world_size);
+/* 1 where it would not. */
+int config_divides(const Config *c, int world_size);
 /* Tokens of one optimizer step. */
 int64_t config_step_tokens(const Config *c, int world_size);
 /* Steps of the whole run; epoch_sequences is what one pass over data.train holds. Dies when no

@@ -183,11 +183,20 @@ void config_finish(Config *c, int layers_given) {
 
 /* --- steps and tokens --- */
 
+/* Tokens that all ranks work on at a time. */
+static int64_t micro_step_tokens(const Config *c, int world_size) {
+    return (int64_t)c->batch.micro * c->batch.seq_len * world_size;
+}
+
+int config_divides(const Config *c, int world_size) {
+    return c->batch.total_tokens % micro_step_tokens(c, world_size) == 0;
+}
+
 int config_accumulation(const Config *c, int world_size) {
-    int64_t micro_step = (int64_t)c->batch.micro * c->batch.seq_len * world_size;
+    int64_t micro_step = micro_step_tokens(c, world_size);
     int64_t total = c->batch.total_tokens;
     if (total == 0) return 1;
-    if (total % micro_step != 0) {
+    if (!config_divides(c, world_size)) {
         char nearest[64];
         die(EXIT_CONFIG,
             "config: batch.total_tokens is %lld, not a multiple of batch.micro %d x batch.seq_len "
@@ -203,8 +212,7 @@ int config_accumulation(const Config *c, int world_size) {
 }
 
 int64_t config_step_tokens(const Config *c, int world_size) {
-    return (int64_t)c->batch.micro * c->batch.seq_len * world_size *
-           config_accumulation(c, world_size);
+    return micro_step_tokens(c, world_size) * config_accumulation(c, world_size);
 }
 
 int64_t config_steps(const Config *c, int world_size, int64_t epoch_sequences) {

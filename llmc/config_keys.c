@@ -254,6 +254,18 @@ const ConfigKey config_keys[] = {
      CHOICES_OF(device_facts, NUM_DEVICE_MODELS)},
     {KEY(INT64, plan.tokens), "0", 0, MAX_COUNT,
      "tokens that `plan` tells the hours of; 0: those of the run", NULL},
+    {KEY(INT, plan.ranks), "0", 0, 1 << 20,
+     "GPUs that `plan` and --dry-run share the step among, present or not: their memory and the "
+     "bytes between them for all levels of parallel.zero; 0: those present", NULL},
+    {KEY(INT, plan.gpus_per_node), "0", 0, 1 << 20,
+     "GPUs that links join without a network; 0: as plan.device comes, 8 or a rack's 72", NULL},
+    {KEY(DOUBLE, plan.link), "0", 0, 1e6,
+     "GB/s each way between the GPUs of a node, of one GPU; 0: plan.device's data sheet", NULL},
+    {KEY(DOUBLE, plan.network), "50", 0, 1e6,
+     "GB/s each way between nodes, of one GPU; 50 is InfiniBand NDR, 400 Gb/s", NULL,
+     .open = OPEN_MIN},
+    {KEY(DOUBLE, plan.gpu_hour_price), "0", 0, 1e6,
+     "price of a GPU for an hour, in any currency; 0: `plan` tells GPU-hours only", NULL},
 
     {KEY(SEED, seed), "1337", 0, 0,
      "of initial weights, data order, stochastic rounding and samples; a decimal string from "

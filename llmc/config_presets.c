@@ -2,7 +2,9 @@
 config_presets -- shapes of known models. What belongs to training them (learning rate, batch,
 schedule) stands in configs/runs.
   source  gpt2-*: Radford et al. 2019; llama-*: the models of Quartet II; nemotron-1.2b:
-          arXiv:2509.25149 appendix A; llama2-7b: arXiv:2307.09288
+          arXiv:2509.25149 appendix A; llama2-7b: arXiv:2307.09288; llama3-70b: arXiv:2407.21783
+          table 3; nemotron-12b-dense: the widths of the 12B hybrid of arXiv:2509.25149, its Mamba
+          blocks left out, and as many layers as give its size
 */
 #include <string.h>
 
@@ -53,6 +55,14 @@ const Preset presets[] = {
     {"llama2-7b",     "Llama 2 7B, 6,738,415,616 parameters",
      "model.layers=32 model.dim=4096 model.heads=32 model.ffn=11008 model.vocab=32000"
      " batch.seq_len=4096" LLAMA},
+    {"nemotron-12b-dense", "attention and MLP of the NVFP4 paper's 12B hybrid, 40 of each, "
+     "12,247,782,400 parameters",
+     "model.layers=40 model.dim=5120 model.heads=40 model.kv_heads=8 model.head_dim=128"
+     " model.ffn=20480 model.vocab=131072 model.act=relu2 batch.seq_len=8192" UNTIED},
+    {"llama3-70b",    "Llama 3 70B, 70,553,706,496 parameters",
+     "model.layers=80 model.dim=8192 model.heads=64 model.kv_heads=8 model.head_dim=128"
+     " model.ffn=28672 model.vocab=128256 model.act=swiglu batch.seq_len=8192" UNTIED
+     " model.rope_theta=500000"},
 };
 // clang-format on
 const int num_presets = ARRAY_LEN(presets);

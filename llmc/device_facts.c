@@ -12,6 +12,14 @@ device_facts -- the tables of device_facts.h.
             heads of 64 by the ratio that an H200 shows (0.57)
             RTX 5090: FP4 by a third party, cuBLASLt, n = 8192
   assumed   FP8 of H200 (1.58 times BF16 on its NVL form); everything else of both RTX
+
+Links, one direction:
+  bandwidth half of what the same sheets say of both directions: NVLink 4 900 GB/s, NVLink 5 1800;
+            PCI Express 5.0 with 16 lanes, 128b/130b: 63 GB/s
+  nodes     8 GPUs of an HGX board or a server; 72 of an NVL72 rack
+  share     NVLink 4: all-reduce of 256 MiB in 0.91 ms on two H200s, without NVLS. Taken over for
+            NVLink 5; of PCI Express assumed, by way of the host's memory
+  hops      NCCL's own model of rings, src/graph/tuning.cc of 2.2x: protocols Simple and LL
 */
 #include "device_facts.h"
 
@@ -20,31 +28,44 @@ device_facts -- the tables of device_facts.h.
 #include "common.h"
 
 // clang-format off
+const LinkFacts link_facts[NUM_LINKS] = {
+    [LINK_NVLINK4] = {"NVLink 4", 450e9, 0.667, "measured on two H200s", 3.4e-6, 0.6e-6},
+    [LINK_NVLINK5] = {"NVLink 5", 900e9, 0.667, "as NVLink 4", 3.4e-6, 0.6e-6},
+    [LINK_PCIE5] = {"PCIe 5.0 x16", 63e9, 0.5, "assumed", 5.7e-6, 1e-6},
+};
+
 const DeviceFacts device_facts[NUM_DEVICE_MODELS] = {
     [DEVICE_MODEL_AUTO] = {.name = "auto", .cuda_name = ""},
     [DEVICE_MODEL_H200] = {
         "H200", "H200", 90, 1, {989e12, 1979e12, 0}, 4.8e12, 141e9, 132,
-        {0.79, 0.63, 0}, 0, {{0.33, 0.23}, {0.57, 0.41}}},
+        {0.79, 0.63, 0}, 0, {{0.33, 0.23}, {0.57, 0.41}},
+        LINK_NVLINK4, 8},
     [DEVICE_MODEL_B200] = {
         "B200", "B200", 100, 0, {2250e12, 4500e12, 9000e12}, 8e12, 180e9, 148,
-        {0.65, 0.62, 0.38}, 1, {{0.36, 0.26}, {0.63, 0.46}}},
+        {0.65, 0.62, 0.38}, 1, {{0.36, 0.26}, {0.63, 0.46}},
+        LINK_NVLINK5, 8},
     [DEVICE_MODEL_GB200] = {
         "GB200", "GB200", 100, 0, {2500e12, 5000e12, 10000e12}, 8e12, 186e9, 148,
-        {0.65, 0.62, 0.38}, 1, {{0.36, 0.26}, {0.63, 0.46}}},
+        {0.65, 0.62, 0.38}, 1, {{0.36, 0.26}, {0.63, 0.46}},
+        LINK_NVLINK5, 72},
     [DEVICE_MODEL_B300] = {
         "B300", "B300", 103, 0, {2250e12, 4500e12, 13300e12}, 8e12, 288e9, 148,
-        {0.65, 0.62, 0.38}, 1, {{0.42, 0.29}, {0.74, 0.51}}},
+        {0.65, 0.62, 0.38}, 1, {{0.42, 0.29}, {0.74, 0.51}},
+        LINK_NVLINK5, 8},
     [DEVICE_MODEL_GB300] = {
         "GB300", "GB300", 103, 0, {2500e12, 5000e12, 15000e12}, 8e12, 288e9, 148,
-        {0.65, 0.62, 0.38}, 1, {{0.42, 0.29}, {0.74, 0.51}}},
+        {0.65, 0.62, 0.38}, 1, {{0.42, 0.29}, {0.74, 0.51}},
+        LINK_NVLINK5, 72},
     // The Workstation edition; Server and Max-Q editions have other clocks.
     [DEVICE_MODEL_RTX_PRO_6000] = {
         "RTX PRO 6000", "RTX PRO 6000 Blackwell Workstation", 120, 0,
         {503.8e12, 1007.6e12, 2015e12}, 1.792e12, 96e9, 188,
-        {0.85, 0.79, 0.69}, 1, {{0.60, 0.40}, {0.60, 0.40}}},
+        {0.85, 0.79, 0.69}, 1, {{0.60, 0.40}, {0.60, 0.40}},
+        LINK_PCIE5, 8},
     [DEVICE_MODEL_RTX_5090] = {
         "RTX 5090", "RTX 5090", 120, 0, {209.5e12, 419e12, 1676e12}, 1.792e12, 32e9, 170,
-        {0.90, 0.85, 0.77}, 1, {{0.60, 0.40}, {0.60, 0.40}}},
+        {0.90, 0.85, 0.77}, 1, {{0.60, 0.40}, {0.60, 0.40}},
+        LINK_PCIE5, 8},
 };
 
 /* GPUs of which only the peak is needed, for the MFU of a run. Sources: data sheets of H200 NVL,

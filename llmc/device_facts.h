@@ -1,7 +1,7 @@
 /*
-device_facts -- what is known of GPUs without asking one: peaks of their data sheets, and the shares
-of these that products and attention were measured to reach. Knows nothing of the device at hand but
-its name.
+device_facts -- what is known of GPUs without asking one: peaks of their data sheets, how they are
+joined to others, and the shares of these that products, attention and collectives were measured to
+reach. Knows nothing of the device at hand but its name.
 */
 #ifndef LLMC_DEVICE_FACTS_H
 #define LLMC_DEVICE_FACTS_H
@@ -28,6 +28,18 @@ typedef enum {
 
 typedef struct { double forward, backward; } AttentionShare;
 
+/* What joins the GPUs of a node. */
+typedef enum { LINK_NVLINK4, LINK_NVLINK5, LINK_PCIE5, NUM_LINKS } LinkKind;
+typedef struct {
+    const char *name;             // "NVLink 5"
+    double bandwidth;             // bytes a second and direction, of one GPU
+    double share;                 // of it, what collectives of large buffers reach
+    const char *share_from;       // where that is from: "assumed"
+    double hop_seconds;           // from one GPU to the next: of large buffers,
+    double small_hop_seconds;     // and of a few bytes
+} LinkFacts;
+extern const LinkFacts link_facts[NUM_LINKS];
+
 typedef struct {
     const char *name;             // "RTX PRO 6000", as in plan.device
     const char *cuda_name;        // text in the name that CUDA gives it
@@ -42,6 +54,8 @@ typedef struct {
     double gemm_overlap;
     // of the BF16 peak, causal half counted: heads of up to 64, wider heads
     AttentionShare attention[2];
+    LinkKind link;
+    int node;                     // GPUs that such links join: of a board, or of a rack
 } DeviceFacts;
 
 extern const DeviceFacts device_facts[NUM_DEVICE_MODELS];

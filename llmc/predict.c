@@ -63,6 +63,8 @@ typedef struct {
     Engine engine;        // as much of it as linear_gemm_form asks for
     int64_t tokens;       // of a micro-batch
     double micro_steps;   // of an optimizer step
+    // of the parameters, what a rank updates, and of the weights, what it makes operands of
+    double updated, made;
     Prediction sum;
 } Count;
 
@@ -76,6 +78,8 @@ static void count_open(Count *n, Model *m, const Config *c, DeviceModel model, i
     n->engine.fp8 = backend_fp8(c, &n->device);
     n->tokens = (int64_t)c->batch.micro * c->batch.seq_len;
     n->micro_steps = config_accumulation(c, ranks);
+    n->updated = c->parallel.zero >= 1 ? 1.0 / ranks : 1;
+    n->made = c->parallel.zero >= 3 ? 1.0 / ranks : 1;
     n->sum.tokens = n->micro_steps * (double)n->tokens;
 }
 
@@ -266,7 +270,7 @@ static void count_product(Count *n, const Linear *l, GemmKind g) {
 
 static void count_quantising(Count *n, const Linear *l, LinearTensor t, Operands made) {
     PredictTerm term = t == TENSOR_W ? TERM_QUANTISE_WEIGHTS : TERM_QUANTISE_TOKENS;
-    add(&n->sum.term[term], quantise_cost(n, l, t, made), t == TENSOR_W ? 1 : n->micro_steps);
+    add(&n->sum.term[term], quantise_cost(n, l, t, made), t == TENSOR_W ? n->made : n->micro_steps);
 }
 
 static int reads_values(const Linear *l, GemmKind g) {
@@ -392,7 +396,7 @@ static void count_ends(Count *n) {
     add_tokens(n, TERM_ELEMENTWISE, NORM_FORWARD * dim);
     add_tokens(n, TERM_ELEMENTWISE, NORM_BACKWARD * dim);
     add_tokens(n, TERM_ELEMENTWISE, ZERO_BF16 * dim);
-    double parameters = (double)n->m->params.num_elements;
+    double parameters = (double)n->m->params.num_elements * n->updated;
     add(&n->sum.term[TERM_OPTIMIZER], bytes_cost(n, OPTIMIZER * parameters, COPY_SHARE), 1);
 }
 

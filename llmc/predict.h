@@ -50,6 +50,14 @@ const Recipe *predict_recipe(const Config *c);
 /* `m` after model_declare; `ranks` share the step's tokens. */
 Prediction predict_step(Model *m, const Config *c, DeviceModel device, int ranks);
 Crossover predict_crossover(Model *m, const Config *c, DeviceModel device, int linear, GemmKind g);
+/* Bytes of all arenas after model_measure but the op workspace, which is of the device at hand; and
+   whether a device holds so many. */
+double predict_memory(const Model *m);
+int predict_fits(DeviceModel device, double bytes);
+/* Three significant digits; a count of this kind is not worth more. */
+typedef struct { char text[32]; } Figure;
+Figure predict_figure(double x);
+
 /* What the verb plan prints for plan.device: the terms, memory, the time of plan.tokens or of the
    run's `steps` (0: not known), and the crossover of each product, in figures of three digits; or
    why there is no prediction. `m` after model_measure, and measured again. Caller frees. */

@@ -5,10 +5,7 @@
 #include "backend.h"
 #include "common.h"
 #include "plan.h"
-#include "predict.h"
-
-/* Of a device's memory; the driver and the libraries keep the rest. */
-static const double MEMORY_SHARE = 0.95;
+#include "predict_ranks.h"
 
 typedef struct {
     FILE *out;
@@ -21,12 +18,7 @@ typedef struct {
 
 /* --- figures --- */
 
-typedef struct {
-    char text[32];
-} Figure;
-
-/* Three significant digits; a count of this kind is not worth more. */
-static Figure figure(double x) {
+Figure predict_figure(double x) {
     Figure f;
     snprintf(f.text, sizeof(f.text), "%.2e", x);
     int exponent = atoi(strchr(f.text, 'e') + 1);
@@ -37,8 +29,8 @@ static Figure figure(double x) {
 
 static void print_cost(FILE *out, const char *name, Cost cost, double step_seconds) {
     fprintf(out, "  %-22s %10s TFLOP %10s GB %10s ms %6.1f %%\n", name,
-            figure(cost.flops * 1e-12).text, figure(cost.bytes * 1e-9).text,
-            figure(cost.seconds * 1e3).text, 100 * cost.seconds / step_seconds);
+            predict_figure(cost.flops * 1e-12).text, predict_figure(cost.bytes * 1e-9).text,
+            predict_figure(cost.seconds * 1e3).text, 100 * cost.seconds / step_seconds);
 }
 
 static void print_terms(const Page *page, const Prediction *p) {
@@ -47,27 +39,41 @@ static void print_terms(const Page *page, const Prediction *p) {
             print_cost(page->out, predict_term_names[i], p->term[i], p->step.seconds);
     }
     print_cost(page->out, "step", p->step, p->step.seconds);
-    fprintf(page->out, "  %s tokens/s\n", figure(p->tokens / p->step.seconds).text);
+    fprintf(page->out, "  %s tokens/s\n", predict_figure(p->tokens / p->step.seconds).text);
 }
 
-/* The op workspace is left out: it is of the device at hand. */
-static void print_memory(const Page *page) {
-    double bytes = 0, memory = page->facts->memory;
+double predict_memory(const Model *m) {
+    double bytes = 0;
     for (int i = 0; i < NUM_ARENAS; i++)
-        bytes += i == ARENA_WORKSPACE ? 0 : (double)page->m->arenas[i].used;
-    fprintf(page->out, "  memory without op workspace %s of %.0f GB%s\n", figure(bytes * 1e-9).text,
-            memory * 1e-9, bytes > MEMORY_SHARE * memory ? ": does not fit" : "");
+        bytes += i == ARENA_WORKSPACE ? 0 : (double)m->arenas[i].used;
+    return bytes;
 }
 
-static void print_length(const Page *page, const Prediction *p, int64_t steps) {
+int predict_fits(DeviceModel device, double bytes) {
+    // The driver and the libraries keep the rest.
+    return bytes <= 0.95 * device_facts[device].memory;
+}
+
+static void print_memory(const Page *page) {
+    double bytes = predict_memory(page->m), memory = page->facts->memory;
+    fprintf(page->out, "  memory without op workspace %s of %.0f GB%s\n",
+            predict_figure(bytes * 1e-9).text, memory * 1e-9,
+            predict_fits(page->device, bytes) ? "" : ": does not fit");
+}
+
+/* Of plan.tokens or of the whole run; 0 where neither is known. */
+static double run_tokens(const Page *page, double step_tokens, int64_t steps) {
     const Config *c = page->c;
-    double step_tokens = p->tokens * page->ranks, tokens = (double)steps * step_tokens;
-    if (steps == 0) tokens = (double)c->train.tokens;
-    if (steps == 0 && c->train.steps > 0) tokens = (double)c->train.steps * step_tokens;
-    if (c->plan.tokens > 0) tokens = (double)c->plan.tokens;
+    if (c->plan.tokens > 0) return (double)c->plan.tokens;
+    if (steps > 0) return (double)steps * step_tokens;
+    if (c->train.steps > 0) return (double)c->train.steps * step_tokens;
+    return (double)c->train.tokens;
+}
+
+static void print_length(const Page *page, const Prediction *p, double tokens) {
     if (tokens == 0) return;
     double hours = tokens / p->tokens * p->step.seconds / 3600;
-    fprintf(page->out, "  %.4g tokens: %s hours on one\n", tokens, figure(hours).text);
+    fprintf(page->out, "  %.4g tokens: %s hours on one\n", tokens, predict_figure(hours).text);
 }
 
 /* --- the program's own kernel, whose rate is not known --- */
@@ -91,8 +97,8 @@ static int some_linear_multiplies_by_mma(Model *m) {
 /* --- crossover --- */
 
 static void print_crossover(FILE *out, const char *name, const char *recipe, Crossover x) {
-    fprintf(out, "    %s  bf16 %9s us  %s %9s us  ", name, figure(x.bf16 * 1e6).text, recipe,
-            figure(x.quantised * 1e6).text);
+    fprintf(out, "    %s  bf16 %9s us  %s %9s us  ", name, predict_figure(x.bf16 * 1e6).text,
+            recipe, predict_figure(x.quantised * 1e6).text);
     if (x.quantised < x.bf16) fprintf(out, "%s %.2fx\n", recipe, x.bf16 / x.quantised);
     else fprintf(out, "bf16 faster\n");
 }
@@ -132,6 +138,11 @@ static void print_crossovers(const Page *page) {
 
 /* --- the page --- */
 
+static void print_levels(const Page *page) {
+    if (page->ranks > 1)
+        predict_levels_print(page->out, page->m, page->c, page->device, page->ranks);
+}
+
 static void print_page(const Page *page, int64_t steps) {
     char tag[64];
     plan_precision_tag(page->m, page->c, tag, sizeof(tag));
@@ -140,6 +151,7 @@ static void print_page(const Page *page, int64_t steps) {
                 "predicted   no time on one %s, %s: the rate of precision.gemm=mma is not known\n",
                 page->facts->name, tag);
         print_memory(page);
+        print_levels(page);
         return;
     }
     Prediction p = predict_step(page->m, page->c, page->device, page->ranks);
@@ -150,11 +162,14 @@ static void print_page(const Page *page, int64_t steps) {
                                   : "never measured on Blackwell");
     print_terms(page, &p);
     print_memory(page);
-    print_length(page, &p, steps);
+    double tokens = run_tokens(page, p.tokens * page->ranks, steps);
+    print_length(page, &p, tokens);
     print_crossovers(page);
+    print_levels(page);
+    predict_scaling_print(page->out, page->m, page->c, page->device, page->ranks, tokens);
 }
 
-/* With the model's engine and arenas as they would be there, and then again as they are. */
+/* With the model's engine and arenas as they would be there. */
 static void print_there(Page *page, int64_t steps) {
     Engine *e = &page->m->engine, at_hand = *e;
     Device there = backend_device(page->device);
@@ -164,7 +179,7 @@ static void print_there(Page *page, int64_t steps) {
     print_page(page, steps);
     e->fp4 = at_hand.fp4;
     e->fp8 = at_hand.fp8;
-    model_measure(page->m, page->c, at_hand.device, at_hand.ops, at_hand.training);
+    e->device = at_hand.device;
 }
 
 char *predict_text(Model *m, const Config *c, int ranks, int64_t steps) {
@@ -174,15 +189,23 @@ char *predict_text(Model *m, const Config *c, int ranks, int64_t steps) {
     CHECK(out, "no memory for the text of a prediction");
     DeviceModel device = c->plan.device;
     if (device == DEVICE_MODEL_AUTO) device = device_model_find(m->engine.device->name);
-    if (device == DEVICE_MODEL_AUTO) {
-        fprintf(out, "predicted   nothing: nothing is known of the device at hand; name one by "
-                     "plan.device (`help plan.device`)");
-    } else if (c->model.dtype == DT_F32) {
-        fprintf(out, "predicted   nothing: recipe f32 runs on the CPU only");
+    Page page = {out, m, c, &device_facts[device], device, ranks};
+    const Engine at_hand = m->engine;
+    int rank = m->zero.rank, size = m->zero.size;
+    const char *nothing = NULL;
+    if (device == DEVICE_MODEL_AUTO)
+        nothing = "nothing is known of the device at hand; name one by plan.device (`help "
+                  "plan.device`)";
+    else if (c->model.dtype == DT_F32) nothing = "recipe f32 runs on the CPU only";
+    if (nothing) {
+        fprintf(out, "predicted   nothing: %s\n", nothing);
+        page.device = DEVICE_MODEL_AUTO;
+        print_levels(&page);
     } else {
-        Page page = {out, m, c, &device_facts[device], device, ranks};
         print_there(&page, steps);
     }
+    model_split(m, c, rank, size);
+    model_measure(m, c, at_hand.device, at_hand.ops, at_hand.training);
     fclose(out);
     if (text[bytes - 1] == '\n') text[bytes - 1] = '\0';
     return text;

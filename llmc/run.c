@@ -52,14 +52,16 @@ void run_open(Run *r, int reads) {
         log_warn("model.preset %s is not the whole model: keys of files and words go over it\n%s",
                  c->model.preset, c->preset_changes);
     }
-    r->accumulation = config_accumulation(c, r->comm->size);
-    r->step_tokens = config_step_tokens(c, r->comm->size);
+    int planned = reads & FOR_PLAN && c->plan.ranks > 0;
+    r->ranks = planned ? c->plan.ranks : r->comm->size;
+    r->accumulation = config_accumulation(c, r->ranks);
+    r->step_tokens = config_step_tokens(c, r->ranks);
     if (reads & READ_TRAIN && c->data.train.count > 0)
         r->train = open_data(c, &c->data.train, c->data.shuffle, "data.train");
     if (reads & READ_VAL) open_val(r);
     if (reads & READ_TOKENIZER) open_tokenizer(r);
     model_declare(&r->model, c);
-    model_split(&r->model, c, r->comm->rank, r->comm->size);
+    model_split(&r->model, c, r->comm->rank, r->ranks);
     if (reads & READ_TRAIN) r->telemetry = telemetry_open(c, &r->model);
     (reads & FOR_PLAN ? backend_choose_for_plan : backend_choose)(&r->model, c, r->device);
     plan_precision_tag(&r->model, c, r->precision_tag, sizeof(r->precision_tag));

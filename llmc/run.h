@@ -36,6 +36,7 @@ extern "C" {
 typedef struct {
     Config config;
     Comm *host, *comm;   // the ranks, for host memory and for the device's
+    int ranks;           // that share a step: these, or those of plan.ranks
     Device *device;
     const Ops *ops;
     Model model;

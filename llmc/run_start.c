@@ -83,8 +83,7 @@ void run_print_plan(Run *r) {
              (long long)param_table_true_count(&r->model.params),
              (long long)model_matrix_weights(&r->model));
     log_line("step        %lld tokens = %d sequences of %d x %d micro-steps x %d ranks; %.3g FLOPs",
-             (long long)r->step_tokens, c->batch.micro, c->batch.seq_len, r->accumulation,
-             r->comm->size,
+             (long long)r->step_tokens, c->batch.micro, c->batch.seq_len, r->accumulation, r->ranks,
              model_flops_per_token(&r->model, c->batch.seq_len) * (double)r->step_tokens);
     if (r->steps > 0) {
         log_line("run         %lld steps, %.4g tokens", (long long)r->steps,

@@ -31,8 +31,8 @@ LAYERS = [
     (7, "training services", [f"llmc/{name}" for name in (
         "dataloader*", "tokenizer*", "optimizer*", "safetensors*", "checkpoint*",
         "metrics*", "eval*", "sampler*", "plan*", "train*", "guard*", "selftest*", "backend*",
-        "gemm_rates*", "gemm_cache*", "resume*", "predict*", "run.*", "run_*", "gradients*",
-        "verbs*", "plain*", "telemetry*", "gradient_noise*", "oscillation*", "out_control*")]),
+        "gemm_rates*", "gemm_cache*", "resume*", "predict*", "network.*", "run.*", "run_*",
+        "gradients*", "verbs*", "plain*", "telemetry*", "gradient_noise*", "oscillation*", "out_control*")]),
 ]
 
 C_SUFFIXES = {".c", ".h", ".cu", ".cuh", ".cpp"}

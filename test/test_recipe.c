@@ -761,6 +761,7 @@ CASE(parameter_counts_are_the_published_ones) {
         {"gpt2-1558m", 1557611200, 0},    {"llama-30m", 0, 30482560},   {"llama-50m", 0, 49556736},
         {"llama-100m", 0, 102777856},     {"llama-200m", 0, 203188480}, {"s2-30m", 0, 30482560},
         {"nemotron-1.2b", 1291929600, 0}, {"llama2-7b", 6738415616, 0},
+        {"llama3-70b", 70553706496, 0},
     };
     for (int i = 0; i < ARRAY_LEN(published); i++) {
         char preset[64];

@@ -1,0 +1,191 @@
+/* predict_ranks -- bytes between ranks and their time; see predict_ranks.h. */
+#include "predict_ranks.h"
+
+#include <stdlib.h>
+
+#include "common.h"
+
+/* Of a micro-step: two of three products. */
+static const double BACKWARD_SHARE = 2.0 / 3;
+/* Losses and votes, the gradient's norm, maxima and squares: each all-reduced by itself. */
+enum { SMALL_COLLECTIVES = 3 };
+
+const char *const traffic_names[NUM_TRAFFICS] = {
+    [TRAFFIC_GRADIENTS] = "gradients",         [TRAFFIC_VALUES] = "values after the update",
+    [TRAFFIC_FORWARD] = "weights, forward",    [TRAFFIC_BACKWARD] = "weights, backward",
+    [TRAFFIC_SMALL] = "losses, norms, maxima",
+};
+
+/* --- bytes --- */
+
+static double value_bytes(const Model *m) { return dtype_info[m->config.dtype].bits / 8.0; }
+
+/* Codes with their block scales where the weight is quantised, however it is multiplied then. An
+   operand that is made of fprop's codes travels as these. */
+static double operand_bytes(const Model *m, const Linear *l, GemmKind g) {
+    if (linear_reads_values(l, g) || linear_takes_over(l, g)) g = GEMM_FPROP;
+    const Operand *w = &l->plan.cell[g][SIDE_B];
+    double elements = (double)l->in * l->out;
+    if (!operand_is_quantized(w)) return elements * value_bytes(m);
+    double scale_bits = w->block > 0 ? (double)dtype_info[w->scale].bits / w->block : 0;
+    return elements * (dtype_info[w->elem].bits + scale_bits) / 8;
+}
+
+static double weights_bytes(Model *m, GemmKind g) {
+    double bytes = 0;
+    for (int id = 0; id < model_num_linears(m); id++)
+        bytes += operand_bytes(m, model_linear(m, id), g);
+    return bytes;
+}
+
+/* Buckets and elements of branches' matrices, or of all else. */
+typedef struct {
+    int buckets;
+    double elements;
+} Portion;
+
+static Portion portion_of(const ZeroPlan *z, int of_blocks) {
+    Portion p = {0, 0};
+    for (int i = 0; i < z->num_buckets; i++) {
+        const ZeroRange *r = &z->buckets[i].range;
+        if (r->is_block != of_blocks) continue;
+        p.buckets++;
+        p.elements += (double)(r->end - r->begin);
+    }
+    return p;
+}
+
+static double small_bytes(const Model *m) {
+    int64_t norm = m->zero.level > 0, kept = tensor_count(m->maxima);
+    return (double)(2 + norm + kept + tensor_count(m->channel_squares)) * sizeof(float);
+}
+
+StepTraffic predict_traffic(Model *m, const Config *c) {
+    const ZeroPlan *z = &m->zero;
+    int micro_steps = config_accumulation(c, z->size);
+    Portion blocks = portion_of(z, 1), rest = portion_of(z, 0);
+    double all = blocks.elements + rest.elements;
+    Traffic gradients = {all * dtype_info[c->parallel.grad_dtype].bits / 8, z->num_buckets,
+                         z->level == 0 ? 2 : 1, z->level >= 2 ? micro_steps : 1};
+    Traffic small = {small_bytes(m), SMALL_COLLECTIVES, 2, 1};
+    StepTraffic t = {{[TRAFFIC_GRADIENTS] = gradients, [TRAFFIC_SMALL] = small}};
+    if (z->level == 0) return t;
+    int is_cut = z->level == 3;
+    Traffic values = {(is_cut ? rest.elements : all) * value_bytes(m),
+                      is_cut ? rest.buckets : z->num_buckets, 1, 1};
+    t.kind[TRAFFIC_VALUES] = values;
+    if (!is_cut) return t;
+    Traffic forward = {weights_bytes(m, GEMM_FPROP), blocks.buckets, 1, micro_steps};
+    Traffic backward = {weights_bytes(m, GEMM_DGRAD), blocks.buckets, 1, micro_steps};
+    t.kind[TRAFFIC_FORWARD] = forward;
+    t.kind[TRAFFIC_BACKWARD] = backward;
+    return t;
+}
+
+double predict_sent(const Traffic *t, int ranks) {
+    return t->passes * t->ways * network_sent(ranks, t->bytes);
+}
+
+double predict_gather_saving(Model *m) {
+    return portion_of(&m->zero, 1).elements * value_bytes(m) / weights_bytes(m, GEMM_FPROP);
+}
+
+/* --- time --- */
+
+double predict_exposed_forward(double traffic, int buckets, double pass) {
+    if (buckets == 0) return 0;
+    double first = traffic / buckets, late = traffic - pass * (1 - 1.0 / buckets);
+    return late > first ? late : first;
+}
+
+double predict_exposed_backward(const Model *m, const double *bucket_seconds, double pass) {
+    const int stages = m->num_branches + 2;   // head, branches, embedding: closes counts down to -1
+    double finish = 0;
+    for (int i = 0; i < m->zero.num_buckets; i++) {
+        double ready = pass * (m->num_branches - m->zero.buckets[i].range.closes + 1) / stages;
+        finish = (finish > ready ? finish : ready) + bucket_seconds[i];
+    }
+    return finish > pass ? finish - pass : 0;
+}
+
+/* What a step's time is made of. */
+typedef struct {
+    Model *m;
+    const Config *c;
+    Network network;
+    int ranks, micro_steps;
+    StepTraffic traffic;
+    double forward, backward;   // seconds of these passes of a micro-step
+} Timing;
+
+static double collective_seconds(const Timing *t, TrafficKind kind, double bytes) {
+    return t->traffic.kind[kind].ways * network_one_way(&t->network, t->ranks, bytes);
+}
+
+/* Of one pass whose collectives are equally large. */
+static double pass_seconds(const Timing *t, TrafficKind kind) {
+    const Traffic *traffic = &t->traffic.kind[kind];
+    if (traffic->collectives == 0) return 0;
+    double each = collective_seconds(t, kind, traffic->bytes / traffic->collectives);
+    return traffic->collectives * each;
+}
+
+/* Of a backward pass the buckets' gradients, and what it gathers of weights before them. Returns
+   their sum; bucket_seconds has room for all buckets. */
+static double backward_seconds(const Timing *t, double *bucket_seconds) {
+    const ZeroPlan *z = &t->m->zero;
+    const Traffic *weights = &t->traffic.kind[TRAFFIC_BACKWARD];
+    double sum = 0, bytes = dtype_info[t->c->parallel.grad_dtype].bits / 8.0;
+    double gather =
+        weights->collectives ? pass_seconds(t, TRAFFIC_BACKWARD) / weights->collectives : 0;
+    for (int i = 0; i < z->num_buckets; i++) {
+        const ZeroRange *r = &z->buckets[i].range;
+        double elements = (double)(r->end - r->begin);
+        bucket_seconds[i] = collective_seconds(t, TRAFFIC_GRADIENTS, elements * bytes);
+        if (r->is_block) bucket_seconds[i] += gather;
+        sum += bucket_seconds[i];
+    }
+    return sum;
+}
+
+static void add_communication(Scaling *s, const Timing *t) {
+    double *buckets = (double *)xmalloc((size_t)t->m->zero.num_buckets * sizeof(double));
+    int backwards = t->traffic.kind[TRAFFIC_GRADIENTS].passes;   // that communicate
+    double backward = backward_seconds(t, buckets), forward = pass_seconds(t, TRAFFIC_FORWARD);
+    double after = pass_seconds(t, TRAFFIC_VALUES);
+    after += SMALL_COLLECTIVES * network_small(&t->network, t->ranks);
+    s->communicating = backwards * backward + t->micro_steps * forward + after;
+    s->exposed = backwards * predict_exposed_backward(t->m, buckets, t->backward);
+    s->exposed +=
+        t->micro_steps *
+        predict_exposed_forward(forward, t->traffic.kind[TRAFFIC_FORWARD].collectives, t->forward);
+    s->exposed += after;
+    free(buckets);
+}
+
+static double tokens_a_second(Model *m, const Config *c, DeviceModel device) {
+    Config alone = *c;
+    alone.parallel.zero = 0;
+    Prediction p = predict_step(m, &alone, device, 1);
+    return p.tokens / p.step.seconds;
+}
+
+Scaling predict_scaling(Model *m, const Config *c, DeviceModel device, int ranks) {
+    model_split(m, c, 0, ranks);
+    Prediction p = predict_step(m, c, device, ranks);
+    Timing t = {
+        m, c, network_of(c, device), ranks, config_accumulation(c, ranks), predict_traffic(m, c),
+        0, 0};
+    double once = p.term[TERM_OPTIMIZER].seconds + p.term[TERM_QUANTISE_WEIGHTS].seconds;
+    double micro_step = (p.step.seconds - once) / t.micro_steps;
+    t.backward = BACKWARD_SHARE * micro_step;
+    t.forward = micro_step - t.backward;
+    Scaling s = {.ranks = ranks, .nodes = network_nodes(&t.network, ranks)};
+    s.micro_steps = t.micro_steps;
+    s.tokens = p.tokens * ranks;
+    s.computing = p.step.seconds;
+    if (ranks > 1) add_communication(&s, &t);
+    s.seconds = s.computing + s.exposed;
+    s.efficiency = p.tokens / s.seconds / tokens_a_second(m, c, device);
+    return s;
+}
