@@ -22,29 +22,37 @@ int linear_quantized_gemms(const Linear *l) {
     return count;
 }
 
-/* Where side B of dgrad and wgrad comes from; plain, or beside a plain one of fprop, it is the
-   tensor. */
-static Source source_of(const Linear *l, GemmKind g) {
-    const Operand *o = linear_cell(l, g, SIDE_B);
-    const Operand *fprop = linear_cell(l, GEMM_FPROP, g == GEMM_DGRAD ? SIDE_B : SIDE_A);
+/* Where side B of dgrad and wgrad comes from by the plan; plain, or beside a plain one of fprop, it
+   is the tensor. */
+static Source planned_source(const Linear *l, GemmKind g) {
+    const Operand *o = &l->plan.cell[g][SIDE_B];
+    const Operand *fprop = &l->plan.cell[GEMM_FPROP][g == GEMM_DGRAD ? SIDE_B : SIDE_A];
     int takes = g != GEMM_FPROP && operand_is_quantized(o) && operand_is_quantized(fprop);
     return takes ? o->source : SOURCE_TENSOR;
 }
 
-int linear_takes_over(const Linear *l, GemmKind g) {
-    Source source = source_of(l, g);
+static Source source_of(const Linear *l, GemmKind g) {
+    int is_plain = linear_is_plain(l, g) || linear_is_plain(l, GEMM_FPROP);
+    return is_plain ? SOURCE_TENSOR : planned_source(l, g);
+}
+
+static int takes_over(Source source) {
     return source == SOURCE_TRANSPOSED || source == SOURCE_VALUES;
 }
 
-int linear_reads_values(const Linear *l, GemmKind g) {
-    Source source = source_of(l, g);
+static int reads_values(Source source) {
     return source == SOURCE_VALUES || source == SOURCE_REQUANTIZED;
 }
 
-/* GEMMs that share an operand share its values. */
+int linear_takes_over(const Linear *l, GemmKind g) { return takes_over(source_of(l, g)); }
+
+int linear_reads_values(const Linear *l, GemmKind g) { return reads_values(source_of(l, g)); }
+
+/* GEMMs that share an operand share its values; by the plan, so that fprop's stay what they were
+   made as where a backward GEMM is plain for a while. */
 static int shares_values(const Linear *l, GemmKind a, GemmKind b) {
-    return a == b || ((a == GEMM_FPROP || linear_takes_over(l, a)) &&
-                      (b == GEMM_FPROP || linear_takes_over(l, b)));
+    return a == b || ((a == GEMM_FPROP || takes_over(planned_source(l, a))) &&
+                      (b == GEMM_FPROP || takes_over(planned_source(l, b))));
 }
 
 int linear_controls_channels(const Linear *l) {
@@ -59,10 +67,11 @@ void linear_watch_channels(Engine *e, const Linear *l, Tensor x) {
 }
 
 DType linear_values_dtype(const Linear *l, GemmKind g) {
+    if (linear_is_plain(l, g)) return operand_values_dtype(linear_cell(l, g, SIDE_A));
     if (linear_controls_channels(l) && shares_values(l, g, GEMM_FPROP)) return DT_F32;
     for (int i = 0; i < NUM_GEMMS * NUM_SIDES; i++) {
         GemmKind other = (GemmKind)(i / NUM_SIDES);
-        const Operand *o = linear_cell(l, other, (Side)(i % NUM_SIDES));
+        const Operand *o = &l->plan.cell[other][i % NUM_SIDES];
         if (shares_values(l, g, other) && operand_values_dtype(o) == DT_F32) return DT_F32;
     }
     return DT_BF16;
@@ -97,10 +106,11 @@ void linear_declare(Linear *l, ParamTable *t, const char *name, int in, int out,
 
 /* --- buffers --- */
 
-/* Values are read by a product of the other direction, or are those of another one. */
+/* By the plan, values are read by a product of the other direction, or are those of another one. */
 static int needs_values(const Linear *l, GemmKind g) {
-    if (g != GEMM_FPROP) return source_of(l, g) == SOURCE_VALUES;
-    return linear_reads_values(l, GEMM_DGRAD) || linear_reads_values(l, GEMM_WGRAD);
+    if (g != GEMM_FPROP) return planned_source(l, g) == SOURCE_VALUES;
+    return reads_values(planned_source(l, GEMM_DGRAD)) ||
+           reads_values(planned_source(l, GEMM_WGRAD));
 }
 
 OperandForm linear_gemm_form(const Engine *e, const Linear *l, GemmKind g) {

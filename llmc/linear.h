@@ -99,6 +99,10 @@ struct Linear {
     int in, out;                 // features
     int weight, bias;            // indices in the ParamTable; bias -1: none
     LinearPlan plan;
+    // GEMMs, a bit 1 << GemmKind each, that for a while multiply the tensors themselves in
+    // plain_format, whatever the plan says (plain.h); the others multiply what they always do
+    unsigned plain;
+    FormatId plain_format;
     Tensor amax;                 // (1, 6) f32, in use: one scalar per GEMM operand
     LinearMaxima maxima;
     LinearChannels channels;

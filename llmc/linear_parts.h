@@ -12,8 +12,10 @@ memory. Private to them.
 extern "C" {
 #endif
 
+static inline int linear_is_plain(const Linear *l, GemmKind g) { return l->plain >> g & 1; }
+/* What the operand is now; the plan says what it is apart from plain periods. */
 static inline const Operand *linear_cell(const Linear *l, GemmKind g, Side s) {
-    return &l->plan.cell[g][s];
+    return linear_is_plain(l, g) ? &formats[l->plain_format].cell : &l->plan.cell[g][s];
 }
 static inline uint32_t linear_tag(const Linear *l, GemmKind g, Side s) {
     return rng_quantize_tag((uint32_t)l->id, (uint32_t)g, (uint32_t)s, 0);

@@ -1,4 +1,4 @@
-/* plain -- plans of plain cells in the place of a recipe's; see plain.h. */
+/* plain -- plain operands in the place of a recipe's; see plain.h. */
 #include "plain.h"
 
 #include <stdlib.h>
@@ -6,10 +6,11 @@
 #include "common.h"
 
 static void make_plain(const Model *m, Linear *l, GemmKind g) {
-    FormatId format = m->config.dtype == DT_F32 ? FORMAT_F32 : FORMAT_BF16;
-    for (int s = 0; s < NUM_SIDES; s++) l->plan.cell[g][s] = formats[format].cell;
+    l->plain |= 1u << g;
+    l->plain_format = m->config.dtype == DT_F32 ? FORMAT_F32 : FORMAT_BF16;
     if (g == GEMM_WGRAD) return;
-    l->w[g] = operand_from_tensor(m->params.params[l->weight].value, format, g == GEMM_FPROP);
+    Tensor weight = m->params.params[l->weight].value;
+    l->w[g] = operand_from_tensor(weight, l->plain_format, g == GEMM_FPROP);
 }
 
 PlainPeriod plain_begin(Model *m, unsigned gemms) {

@@ -384,4 +384,44 @@ CASE(plain_backward_is_bf16s) {
     run_close(&other);
 }
 
+/* Operands of fprop whose dtype or form is what a backward GEMM wants of them stay so while that
+   GEMM is plain: the loss is the recipe's own. */
+CASE(plain_backward_leaves_forward_alone) {
+    static const struct {
+        const char *words;
+        Fp4Gemm fp4;
+    } rows[] = {
+        {"precision.recipe=fp8 precision.rules=[{\"operand\":\"dy\",\"recipe\":"
+         "\"fp4_all_the_way_encode\"}]",
+         FP4_EMULATED},
+        {"precision.recipe=nvfp4 precision.keep_bf16.last=0 precision.dgrad.dy.format=int4 "
+         "precision.dgrad.dy.rounding=nearest",
+         FP4_EMULATED},
+        {"precision.recipe=quartet2", FP4_LIBRARY},
+        {"precision.recipe=fp4_all_the_way precision.wgrad.x.source=values "
+         "precision.wgrad.x.rounding=nearest",
+         FP4_LIBRARY},
+    };
+    for (int i = 0; i < ARRAY_LEN(rows); i++) {
+        Run r;
+        char words[256];
+        snprintf(words, sizeof(words), "%s log.gradient_noise=true", rows[i].words);
+        run_open(&r, words, rows[i].fp4, &ops_cpu);
+        double ratio = look(&r, 0);
+        EXPECT(ratio > 0 && isfinite(ratio), "%s: %g", words, ratio);
+        float loss[2];
+        for (int plain = 0; plain < 2; plain++) {
+            PlainPeriod period =
+                plain_begin(&r.model, plain ? 1u << GEMM_DGRAD | 1u << GEMM_WGRAD : 0);
+            r.model.engine.state->loss = 0;
+            model_zero_gradients(&r.model);
+            model_pass(&r.model, r.tokens, r.targets, B, T, 1.0f / (B * T));
+            loss[plain] = r.model.engine.state->loss;
+            plain_end(&r.model, &period);
+        }
+        EXPECT_BITS(&loss[1], &loss[0], sizeof(float), "%s", words);
+        run_close(&r);
+    }
+}
+
 TEST_MAIN_END
