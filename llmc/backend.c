@@ -75,15 +75,71 @@ Device backend_device(DeviceModel model) {
 
 /* --- refusals --- */
 
-static NORETURN void refuse_native(const Config *c, const Device *d) {
-    int mma = c->precision.gemm == GEMM_KERNEL_MMA;
-    const char *why = d->native_fp4 ? "mma.sync of FP4 (sm_120, sm_121)" : "FP4 tensor cores";
-    const char *instead = "precision.backend=emulate";
-    if (mma) instead = "precision.backend=emulate and precision.gemm=cublaslt";
-    if (d->native_fp4) instead = "precision.backend=auto, or precision.gemm=cublaslt";
+/* Linear i of the model's phases, one phase after the other, with its plan there. */
+static Linear planned_linear(Model *m, int i) {
+    Linear l = *model_linear(m, i % model_num_linears(m));
+    l.plan = m->plans[i];
+    return l;
+}
+
+static int num_planned(const Model *m) { return m->num_phases * model_num_linears(m); }
+
+/* Whether this GEMM multiplies codes on a device with units of both kinds: NVFP4's or FP8's. */
+static int is_of_codes(const Linear *l, GemmKind g, int fp8) {
+    const Engine able = {.fp4 = FP4_LIBRARY, .fp8 = 1};
+    return is_fp8(l, g) == fp8 && linear_gemm_form(&able, l, g) == FORM_PACKED;
+}
+
+static int linear_has_codes(const Linear *l, int fp8) {
+    for (int g = 0; g < NUM_GEMMS; g++)
+        if (is_of_codes(l, (GemmKind)g, fp8)) return 1;
+    return 0;
+}
+
+/* Whether some GEMM of the model does, in some phase. */
+static int model_has_codes(Model *m, int fp8) {
+    for (int i = 0; i < num_planned(m); i++) {
+        Linear l = planned_linear(m, i);
+        if (linear_has_codes(&l, fp8)) return 1;
+    }
+    return 0;
+}
+
+/* "fp8, fp8_delayed": recipes with products that the device's units multiply as codes. */
+static const char *native_recipes(const Device *d, char *buffer, int size) {
+    int at = snprintf(buffer, (size_t)size, "none");
+    for (int i = 0, count = 0; i < num_recipes; i++) {
+        Linear l = {.plan = recipes[i].plan};
+        int is_native = (d->native_fp4 && linear_has_codes(&l, 0)) ||
+                        (d->native_fp8 && linear_has_codes(&l, 1));
+        if (!is_native) continue;
+        at = count++ ? at : 0;
+        at += snprintf(buffer + at, (size_t)(size - at), "%s%s", at ? ", " : "", recipes[i].name);
+    }
+    return buffer;
+}
+
+/* "but BEFORE the device AFTER" is why. */
+static NORETURN void refuse_native(const Config *c, const Device *d, const char *before,
+                                   const char *after, const char *instead) {
+    char possible[512];
     die(EXIT_CONFIG,
-        "precision.backend is native and precision.gemm is %s, but %s has no %s; set %s",
-        gemm_kernel_names[c->precision.gemm], d->name, why, instead);
+        "precision.backend is native and precision.recipe is %s, but %s%s%s; recipes with native "
+        "products there: %s; set %s",
+        c->precision.recipe->name, before, d->name, after,
+        native_recipes(d, possible, sizeof(possible)), instead);
+}
+
+static NORETURN void refuse_native_fp4(const Config *c, const Device *d) {
+    int mma = c->precision.gemm == GEMM_KERNEL_MMA;
+    if (d->native_fp4) {
+        refuse_native(c, d, "",
+                      " has no mma.sync of FP4 (sm_120, sm_121), as precision.gemm=mma wants",
+                      "precision.backend=auto, or precision.gemm=cublaslt");
+    }
+    refuse_native(c, d, "", " has no FP4 tensor cores",
+                  mma ? "precision.backend=emulate and precision.gemm=cublaslt"
+                      : "precision.backend=emulate");
 }
 
 static void check_mma(const Config *c, const Device *d) {
@@ -105,27 +161,25 @@ static void check_mma(const Config *c, const Device *d) {
 static void check_fp4(const Config *c, const Device *d) {
     if (c->precision.gemm == GEMM_KERNEL_MMA) check_mma(c, d);
     if (c->precision.backend == BACKEND_NATIVE && !backend_is_native(backend_fp4(c, d), d))
-        refuse_native(c, d);
+        refuse_native_fp4(c, d);
 }
 
 /* And of FP8. */
 static void check_fp8(const Config *c, const Device *d) {
     if (c->precision.backend != BACKEND_NATIVE || d->native_fp8) return;
-    die(EXIT_CONFIG,
-        "precision.backend is native and operands are FP8, but %s has no FP8 tensor cores "
-        "(sm_89 and later); set precision.backend=emulate",
-        d->name);
+    refuse_native(c, d, "", " has no FP8 tensor cores (sm_89 and later)",
+                  "precision.backend=emulate");
 }
 
 /* Whether the GPU's convert would round some operand of the model, as the engine is set. */
 static int rounds_in_hardware(Model *m) {
-    for (int i = 0; i < NUM_GEMMS * NUM_SIDES * model_num_linears(m); i++) {
-        const Linear *l = model_linear(m, i / (NUM_GEMMS * NUM_SIDES));
+    for (int i = 0; i < NUM_GEMMS * NUM_SIDES * num_planned(m); i++) {
+        Linear l = planned_linear(m, i / (NUM_GEMMS * NUM_SIDES));
         GemmKind g = (GemmKind)(i / NUM_SIDES % NUM_GEMMS);
         Side s = (Side)(i % NUM_SIDES);
         int token = g == GEMM_WGRAD || (g == GEMM_DGRAD && s == SIDE_B);
-        if (linear_gemm_form(&m->engine, l, g) == FORM_PACKED &&
-            quantize_can_round_in_hardware(&l->plan.cell[g][s], token))
+        if (linear_gemm_form(&m->engine, &l, g) == FORM_PACKED &&
+            quantize_can_round_in_hardware(&l.plan.cell[g][s], token))
             return 1;
     }
     return 0;
@@ -155,18 +209,6 @@ static void check_stochastic(Model *m, const Config *c, const Device *d) {
     }
 }
 
-/* Whether operands of the model have a format that has blocks, or one that has none. */
-static int has_operands(Model *m, int with_blocks) {
-    for (int id = 0; id < model_num_linears(m); id++) {
-        const LinearPlan *plan = &model_linear(m, id)->plan;
-        for (int i = 0; i < NUM_GEMMS * NUM_SIDES; i++) {
-            const Operand *o = &plan->cell[i / NUM_SIDES][i % NUM_SIDES];
-            if (with_blocks ? operand_has_blocks(o) : operand_is_fp8(o)) return 1;
-        }
-    }
-    return 0;
-}
-
 static void refuse_size(const Linear *l, const char *what, int64_t size, const char *keys) {
     if (size % PACKED_K_DIVISOR == 0) return;
     die(EXIT_CONFIG,
@@ -184,33 +226,39 @@ static void check_sizes(const Engine *e, const Linear *l, int64_t tokens) {
 }
 
 /* Keys that ask for something of which this run has nothing. */
-static void warn_idle_keys(const Config *c, int has_nvfp4, int has_fp8) {
+static void warn_idle_keys(const Model *m, const Config *c, int has_nvfp4) {
     if (c->precision.gemm == GEMM_KERNEL_MMA && !has_nvfp4) {
-        log_warn("precision.gemm=mma changes nothing: it matters to NVFP4 only, and no operand of "
-                 "this run is NVFP4");
+        log_warn("precision.gemm=mma changes nothing: it matters to products of NVFP4 by NVFP4 "
+                 "only, and this run has none");
     }
-    if (c->precision.backend == BACKEND_NATIVE && !has_nvfp4 && !has_fp8)
+    if (c->precision.backend == BACKEND_NATIVE && !m->quantized)
         log_warn("precision.backend=native changes nothing: no operand of this run is quantised");
 }
 
 static void set_engine(Model *m, const Config *c, Device *d) {
     Engine *e = &m->engine;
     e->device = d;
-    e->fp4 = has_operands(m, 1) ? backend_fp4(c, d) : FP4_EMULATED;
-    e->fp8 = has_operands(m, 0) && backend_fp8(c, d);
+    e->fp4 = model_has_codes(m, 0) ? backend_fp4(c, d) : FP4_EMULATED;
+    e->fp8 = model_has_codes(m, 1) && backend_fp8(c, d);
     e->hardware_rounding = c->precision.stochastic == STOCHASTIC_HARDWARE &&
                            e->fp4 != FP4_EMULATED && quantize_has_hardware_rounding(d);
 }
 
 void backend_choose(Model *m, const Config *c, Device *d) {
-    int has_nvfp4 = has_operands(m, 1), has_fp8 = has_operands(m, 0);
-    warn_idle_keys(c, has_nvfp4, has_fp8);
+    int has_nvfp4 = model_has_codes(m, 0), has_fp8 = model_has_codes(m, 1);
+    warn_idle_keys(m, c, has_nvfp4);
     if (has_nvfp4) check_fp4(c, d);
     if (has_fp8) check_fp8(c, d);
+    if (c->precision.backend == BACKEND_NATIVE && m->quantized && !has_nvfp4 && !has_fp8)
+        refuse_native(c, d, "its products multiply decoded values on ", ", as on every device",
+                      "precision.backend=emulate");
     set_engine(m, c, d);
     check_stochastic(m, c, d);
-    for (int id = 0; id < model_num_linears(m); id++)
-        check_sizes(&m->engine, model_linear(m, id), (int64_t)c->batch.micro * c->batch.seq_len);
+    int64_t tokens = (int64_t)c->batch.micro * c->batch.seq_len;
+    for (int i = 0; i < num_planned(m); i++) {
+        Linear l = planned_linear(m, i);
+        check_sizes(&m->engine, &l, tokens);
+    }
 }
 
 void backend_choose_for_plan(Model *m, const Config *c, Device *d) {

@@ -19,8 +19,10 @@ FP8 on both sides, whatever precision.gemm is:
   native             codes, by cuBLASLt     refused
   emulate            emulated               emulated
 
-Every other pair of formats is emulated everywhere: NVFP4 by FP8, either by BF16, E5M2 by E5M2. No
-GPU multiplies these; native refuses a device for the units that it lacks, not for such pairs.
+Every other pair of formats is emulated everywhere: NVFP4 by FP8, either by BF16, E5M2 by E5M2, and
+whatever is of MXFP4, MXFP8 or another format. No GPU multiplies these here; native refuses a device
+for the units that it lacks, and a run for having nothing but such pairs, not for having some.
+Judged are all phases of precision.schedule at once.
 
 precision.stochastic=hardware lets the convert of sm_100 and sm_103 round packed NVFP4 operands that
 are stochastic with 8 dither bits; the run's other operands are rounded in software. It is refused

@@ -4,6 +4,7 @@ arithmetic of steps and tokens. Single values were checked when they were set.
 */
 #include <math.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "config_parts.h"
 
@@ -140,7 +141,35 @@ static void check_micro_batch(const Config *c) {
         is_eval ? "eval.micro" : "batch.micro", micro, c->batch.seq_len, (long long)tokens);
 }
 
+/* Two names of one directory, which may not be there yet. */
+static int is_same_directory(const char *a, const char *b) {
+    struct stat a_info, b_info;
+    int there = stat(a, &a_info) == 0 && stat(b, &b_info) == 0;
+    if (there) return a_info.st_dev == b_info.st_dev && a_info.st_ino == b_info.st_ino;
+    size_t a_length = strlen(a), b_length = strlen(b);
+    while (a_length > 1 && a[a_length - 1] == '/') a_length--;
+    while (b_length > 1 && b[b_length - 1] == '/') b_length--;
+    return a_length == b_length && memcmp(a, b, a_length) == 0;
+}
+
+static void check_reference(const Config *c) {
+    if (!c->log.reference[0]) {
+        if (c->log.reference_warn == 0) return;
+        die(EXIT_CONFIG,
+            "config: log.reference_warn is %g, but log.reference is not set: there is no gap to "
+            "warn of; set log.reference to the log.dir of the run to compare with, or "
+            "log.reference_warn=0",
+            c->log.reference_warn);
+    }
+    if (!is_same_directory(c->log.reference, c->log.dir)) return;
+    die(EXIT_CONFIG,
+        "config: log.reference %s is the run's own log.dir; set log.reference to the log.dir of "
+        "another run, or log.dir to one of its own",
+        c->log.reference);
+}
+
 static void check_log(const Config *c) {
+    check_reference(c);
     for (int i = 0; i < c->precision.schedule.count && !c->log.gradient_noise; i++) {
         if (c->precision.schedule.items[i].kind != MOMENT_SQRT3) continue;
         die(EXIT_CONFIG,

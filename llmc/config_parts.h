@@ -107,6 +107,8 @@ cJSON *config_get(const Config *c, const ConfigKey *key);
 void config_set_rule(Rule *rule, const char *key, const cJSON *value, const Where *w);
 /* The rule that an object's members make, but for those named in `others` (NULL ends them). */
 Rule config_rule_of(const cJSON *object, const Where *w, const char *const *others);
+/* Dies for a rule that sets nothing. */
+void config_refuse_idle_rule(const Rule *rule, const Where *w);
 /* Adds what config_rule_of would read. */
 void config_add_rule(cJSON *object, const Rule *rule);
 /* With the fewest digits that read back as the same float. */

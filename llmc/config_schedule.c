@@ -35,9 +35,12 @@ static void set_moment_word(ScheduleEntry *entry, const char *text, const Where 
         entry->kind = (MomentKind)i;
         return;
     }
+    // strtod alone would take "0x1p3%" and " 5e1%", too.
     char *end = NULL;
     double percent = strtod(text, &end);
-    if (end == text || strcmp(end, "%") != 0) config_fail(w, "is \"%.64s\"; " MOMENT_LEGAL, text);
+    size_t digits = strspn(text, "0123456789.");
+    if (digits == 0 || end != text + digits || strcmp(end, "%") != 0)
+        config_fail(w, "is \"%.64s\"; " MOMENT_LEGAL, text);
     set_share(entry, percent / 100, w);
 }
 
@@ -102,6 +105,7 @@ static ScheduleEntry entry_of(const cJSON *value, const Where *w) {
         has_moment = 1;
     }
     if (!has_moment) config_fail(w, "has no \"at\"; " MOMENT_LEGAL);
+    if (!entry.resets_lr) config_refuse_idle_rule(&entry.rule, w);
     return entry;
 }
 

@@ -403,6 +403,12 @@ Rule config_rule_of(const cJSON *value, const Where *w, const char *const *other
     return rule;
 }
 
+void config_refuse_idle_rule(const Rule *rule, const Where *w) {
+    if (rule_sets(rule)) return;
+    config_fail(w, "changes nothing: it says where, but not what; give it a \"recipe\", or a field "
+                   "of operands such as \"format\"; `help precision.rules` lists them");
+}
+
 static void set_rules(void *at, const ConfigKey *key, const cJSON *value, const Where *w) {
     RuleList *list = (RuleList *)at;
     if (!cJSON_IsArray(value)) fail_type(key, value, w);
@@ -413,6 +419,7 @@ static void set_rules(void *at, const ConfigKey *key, const cJSON *value, const 
     for (const cJSON *item = value->child; item; item = item->next) {
         Where element = where_child(w, list->count, NULL);
         list->items[list->count] = config_rule_of(item, &element, NULL);
+        config_refuse_idle_rule(&list->items[list->count], &element);
         list->count++;
     }
 }

@@ -503,6 +503,8 @@ static int rule_takes(const Rule *rule, GemmKind g, Side s) {
     return strcmp(rule->operand, "*") == 0 || strcmp(rule->operand, operand_names[g][s]) == 0;
 }
 
+int rule_sets(const Rule *rule) { return rule->recipe || rule->set; }
+
 const char *rule_error(const Rule *rule) {
     int at =
         snprintf(message, sizeof(message), "no such operand \"%s\"; operands of", rule->operand);

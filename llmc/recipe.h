@@ -159,6 +159,8 @@ const char *rule_set(Rule *rule, const char *key, const char *value);
 int rule_matches(const Rule *rule, const char *linear_name);
 /* NULL, or that none of the rule's GEMMs has its operand (static buffer). */
 const char *rule_error(const Rule *rule);
+/* 1 where it sets something of a cell: a recipe, or a field. */
+int rule_sets(const Rule *rule);
 /* Comma-separated keys that rule_set knows, and the legal values of one; for messages and help. */
 const char *rule_keys(void);
 /* For a config that writes its rules out: key number i that rule_set knows (NULL past the last),

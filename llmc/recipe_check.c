@@ -174,14 +174,20 @@ static const char *source_error(const LinearPlan *plan, GemmKind g, Side s) {
    in dgrad with such a w, of w in wgrad with such an x. */
 static const char *mask_error(const LinearPlan *plan) {
     for (int s = 0; s < NUM_SIDES; s++) {
-        const Operand *o = &plan->cell[GEMM_FPROP][s];
-        const Operand *back = &plan->cell[s == SIDE_A ? GEMM_DGRAD : GEMM_WGRAD][SIDE_B];
+        GemmKind g = s == SIDE_A ? GEMM_DGRAD : GEMM_WGRAD;
+        const Operand *o = &plan->cell[GEMM_FPROP][s], *back = &plan->cell[g][SIDE_B];
+        int can_read = operand_is_quantized(back) && operand_has_blocks(o);
         int reads_values = back->source == SOURCE_REQUANTIZED || back->source == SOURCE_VALUES;
-        if (!o->mask || !operand_is_quantized(o) || (reads_values && operand_has_blocks(o)))
-            continue;
-        snprintf(message, sizeof(message),
-                 "fprop.%s: a mask needs blocks, and %s of source requantized or values",
-                 operand_names[GEMM_FPROP][s], s == SIDE_A ? "dgrad.w" : "wgrad.x");
+        if (!o->mask || !operand_is_quantized(o) || (reads_values && can_read)) continue;
+        const char *operand = operand_names[GEMM_FPROP][s], *gemm = gemm_names[g];
+        int at = snprintf(message, sizeof(message),
+                          "fprop.%s: a mask needs blocks, and a quantised %s.%s of source "
+                          "requantized or values; set precision.fprop.%s.mask=0, which is the rule "
+                          "{\"gemm\": \"fprop\", \"operand\": \"%s\", \"mask\": 0}",
+                          operand, gemm, operand_names[g][SIDE_B], operand, operand);
+        if (can_read)
+            snprintf(message + at, sizeof(message) - at, ", or precision.%s.%s.source=requantized",
+                     gemm, operand_names[g][SIDE_B]);
         return message;
     }
     return NULL;

@@ -154,14 +154,23 @@ static void write_noise(const Telemetry *t, int64_t step, double ratio, Metrics 
     char *text = (char *)xmalloc(room), number[32];
     int used = snprintf(text, room, "\"gradient_snr\":%s,\"gradient_snr_of\":{",
                         number_or_null(ratio, number));
+    int is_finite = isfinite(ratio);
     for (int i = 0; i < n->count; i++) {
+        is_finite &= isfinite(n->ratio[i]) != 0;
         used +=
             snprintf(text + used, room - (size_t)used, "%s\"%s\":%s", i ? "," : "",
                      model_linear(t->model, n->ids[i])->name, number_or_null(n->ratio[i], number));
     }
-    snprintf(text + used, room - (size_t)used, "}");
+    snprintf(text + used, room - (size_t)used, "}%s", is_finite ? "" : ",\"nonfinite\":true");
     metrics_object(metrics, step, text);
     free(text);
+}
+
+/* The ratio in a summary, where a NaN's sign would mean nothing. */
+static void describe_noise(double ratio, char *text, size_t size) {
+    if (isnan(ratio)) snprintf(text, size, " | gradient SNR n/a");
+    else if (isinf(ratio)) snprintf(text, size, " | no gradient noise");
+    else snprintf(text, size, " | gradient SNR %.2f", ratio);
 }
 
 /* The range of the gains, and where the noise is largest. */
@@ -179,14 +188,17 @@ static void print_summary(const Telemetry *t, int64_t step, double ratio, double
         worst = model_linear(t->model, w->id)->name;
         worst_gemm = (GemmKind)(i % NUM_GEMMS);
     }
-    char noise[64] = "", least[192] = "no noise";
-    if (t->has_noise) snprintf(noise, sizeof(noise), " | gradient SNR %.2f", ratio);
+    char noise[64] = "", least[192] = "no noise", gains[64] = "n/a";
+    if (t->has_noise) describe_noise(ratio, noise, sizeof(noise));
+    if (least_gain <= most_gain)
+        snprintf(gains, sizeof(gains), "%.4f to %.4f", least_gain, most_gain);
+    else snprintf(least, sizeof(least), "SQNR n/a");
     if (isfinite(least_db)) {
         snprintf(least, sizeof(least), "SQNR from %.1f dB (%s of %s)", least_db,
                  gemm_names[worst_gemm], worst);
     }
-    log_line("telemetry at step %lld | gain %.4f to %.4f | %s%s | %.0f ms", (long long)step,
-             least_gain, most_gain, least, noise, time_ms);
+    log_line("telemetry at step %lld | gain %s | %s%s | %.0f ms", (long long)step, gains, least,
+             noise, time_ms);
 }
 
 double telemetry_run(Telemetry *t, Model *m, const TelemetryBatch *batch, Metrics *metrics) {

@@ -13,6 +13,8 @@ One line of metrics.jsonl for each linear and GEMM (telemetry_stats.h has the nu
    "sqnr_db":14.2,"dy":{"saturated":0,"underflowed":0.07,"zero_scales":0,"amax":0.01},"x":{...}}
 and, with log.gradient_noise, after a second pass one of gradient_noise.h:
   {"step":100,"gradient_snr":3.1,"gradient_snr_of":{"blocks.0.attn.qkv":2.8,...}}
+A number that is not finite (the SQNR of an exact product, noise where there is none, or a gradient
+that is not finite itself) is null, with "nonfinite":true at the end of the line.
 Nothing of it touches the training: losses and weights have the same bits with it and without. Its
 memory is the arena ARENA_TELEMETRY and host buffers, all taken before the first step.
   tests    test_telemetry.c, test_program_telemetry.c

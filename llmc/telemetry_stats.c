@@ -64,6 +64,7 @@ const char *number_or_null(double value, char text[32]) {
 typedef struct {
     char *text;
     int used;
+    int nonfinite;   // 1: some number is null for that
 } Members;
 
 PRINTF_LIKE(2, 3)
@@ -77,6 +78,7 @@ static void add(Members *m, const char *format, ...) {
 
 static void add_number(Members *m, const char *key, double value) {
     char text[32];
+    m->nonfinite |= !isfinite(value);
     add(m, ",\"%s\":%s", key, number_or_null(value, text));
 }
 
@@ -96,11 +98,12 @@ static void add_operand(Members *m, const char *name, const OperandStats *s) {
 
 const char *report_members(const GemmReport *r, const char *linear, GemmKind g,
                            char text[REPORT_BYTES]) {
-    Members m = {text, 0};
+    Members m = {text, 0, 0};
     add(&m, "\"telemetry\":\"%s\",\"gemm\":\"%s\"", linear, gemm_names[g]);
     add_number(&m, "gain", r->product.gain);
     add_number(&m, "cosine", r->product.cosine);
     add_number(&m, "sqnr_db", r->product.sqnr_db);
     for (int s = 0; s < NUM_SIDES; s++) add_operand(&m, operand_names[g][s], &r->operand[s]);
+    if (m.nonfinite) add(&m, ",\"nonfinite\":true");
     return text;
 }

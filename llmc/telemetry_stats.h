@@ -46,7 +46,7 @@ const char *number_or_null(double value, char text[32]);
 
 enum { REPORT_BYTES = 1024 };
 /* The members of a JSON object: "telemetry":"blocks.0.attn.qkv","gemm":"fprop","gain":...; null for
-   what is not finite. Returns `text`. */
+   what is not finite, and then "nonfinite":true at the end. Returns `text`. */
 const char *report_members(const GemmReport *r, const char *linear, GemmKind g,
                            char text[REPORT_BYTES]);
 

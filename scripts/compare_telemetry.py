@@ -29,9 +29,10 @@ def reports_of(records):
 
 
 def noise_of(records):
-    """(step, r) of all measurements of the gradient's noise; infinite where both gradients agree."""
+    """(step, r) of all measurements of the gradient's noise; NaN where both gradients agree, or one
+    of them is not finite."""
     points = [(r["step"], r["gradient_snr"]) for r in records if "gradient_snr" in r]
-    return [(step, snr if is_number(snr) else math.inf) for step, snr in points]
+    return [(step, snr if is_number(snr) else math.nan) for step, snr in points]
 
 
 def choose_step(name, steps, wanted):
@@ -57,6 +58,10 @@ def percent(operand, key):
 
 def number(value, pattern):
     return format(value, pattern) if is_number(value) else "inf" if pattern == ".1f" else "-"
+
+
+def ratio(snr):
+    return f"{snr:.2f}" if math.isfinite(snr) else "n/a"
 
 
 def table_rows(reports):
@@ -88,8 +93,8 @@ def print_table(name, precision, step, reports, noise):
         print("  ".join(texts).rstrip())
     if noise:
         below = [at for at, snr in noise if snr < SQRT3]
-        print(f"gradient SNR: {noise[0][1]:.2f} before step {noise[0][0] + 1}, "
-              f"{noise[-1][1]:.2f} before step {noise[-1][0] + 1}; below sqrt(3) "
+        print(f"gradient SNR: {ratio(noise[0][1])} before step {noise[0][0] + 1}, "
+              f"{ratio(noise[-1][1])} before step {noise[-1][0] + 1}; below sqrt(3) "
               + (f"first before step {below[0] + 1}" if below else "never"))
 
 

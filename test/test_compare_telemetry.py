@@ -57,7 +57,7 @@ def case_table_of_the_last_step(folder):
                 "50.00", "0.00", "448")
     expect_line(result.stdout, "blocks.0.attn.qkv", "dgrad", "0.9975", "0.9800", "inf", "dy",
                 "2.50", "50.00", "0.00", "448")
-    assert ("gradient SNR: inf before step 1, 1.50 before step 101; below sqrt(3) first before "
+    assert ("gradient SNR: n/a before step 1, 1.50 before step 101; below sqrt(3) first before "
             "step 101") in result.stdout, result.stdout
     picture = run / "telemetry.png"
     assert picture.read_bytes()[:4] == b"\x89PNG" and picture.stat().st_size > 10000

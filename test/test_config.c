@@ -238,10 +238,12 @@ CASE(a_later_length_replaces_the_earlier) {
 }
 
 CASE(rules_keep_their_order) {
-    char *args[] = {write_file("c.json", "{\"precision\": {\"wgrad\": {\"x\": {\"hadamard\": 0},"
-                                         " \"dy\": {\"hadamard\": 0}}, \"rules\": [{\"gemm\":"
-                                         " \"dgrad\"}, {\"operand\": \"w\"}]}}"),
-                    "precision.wgrad.x.hadamard=16", "precision.rules=[{\"gemm\": \"fprop\"}]"};
+    char *args[] = {write_file("c.json",
+                               "{\"precision\": {\"wgrad\": {\"x\": {\"hadamard\": 0},"
+                               " \"dy\": {\"hadamard\": 0}}, \"rules\": [{\"gemm\":"
+                               " \"dgrad\", \"mask\": 0}, {\"operand\": \"w\", \"mask\": 0}]}}"),
+                    "precision.wgrad.x.hadamard=16",
+                    "precision.rules=[{\"gemm\": \"fprop\", \"tile\": \"row\"}]"};
     Config c;
     config_parse(&c, 1, args);
     EXPECT_EQ_I64(c.precision.rules.count, 4);
@@ -496,7 +498,7 @@ static const BadFile bad_files[] = {
     {"{\"precision.rules\": [{\"layer\": \"*\"}]}",
      "key \"precision.rules[0].layer\" is refused: \"layer\" is not a key of a precision rule; "
      "legal: layers, gemm"},
-    {"{\"precision.rules\": [{},\n {\"hadamard\": 12}]}",
+    {"{\"precision.rules\": [{\"mask\": 0},\n {\"hadamard\": 12}]}",
      "c.json:2:3: key \"precision.rules[1].hadamard\" is refused: \"12\" is not a value of "
      "\"hadamard\"; legal: 0, 4, 8, 16, 32, 64, 128"},
     {"{\"precision.rules\": [{\"tile\": []}]}", "is a list, expected a string or a number"},
@@ -632,7 +634,13 @@ static const BadWords bad_words[] = {
     {{"precision.rules=[{\"gemm\":\"prop\"}]"},
      "\"prop\" is not a GEMM; legal: fprop, dgrad, wgrad"},
     {{"precision.rules=[{\"operand\":\"dx\"}]"}, "\"dx\" is not an operand; legal: x, w, dy, *"},
-    {{"precision.rules=[{},{\"gemm\":\"dgrad\",\"operand\":\"x\",\"rounding\":\"nearest\"}]"},
+    {{"precision.rules=[{}]"},
+     "key \"precision.rules[0]\" changes nothing: it says where, but not what; give it a "
+     "\"recipe\""},
+    {{"precision.rules=[{\"format\":\"bf16\"},{\"layers\":\"blocks.0.*\",\"gemm\":\"dgrad\"}]"},
+     "key \"precision.rules[1]\" changes nothing"},
+    {{"precision.rules=[{\"format\":\"bf16\"},{\"gemm\":\"dgrad\",\"operand\":\"x\",\"rounding\":"
+      "\"nearest\"}]"},
      "command line: key \"precision.rules[1]\" changes nothing: no such operand \"x\"; operands of "
      "dgrad: dy, w"},
     {{"precision.rules=[{\"layers\":\"\"}]"}, "\"\" is not a layer pattern; legal: names, numbers"},
@@ -670,6 +678,12 @@ static const BadWords bad_words[] = {
     {{"sched.warmup_steps=10", "train.steps=10"},
      "sched.warmup_steps is 10; legal: less than train.steps 10"},
     {{"log.dir="}, "log.dir is empty"},
+    {{"log.dir=no/run", "log.reference=no/run/"},
+     "log.reference no/run/ is the run's own log.dir; set log.reference to the log.dir of another"},
+    {{"log.dir=/tmp", "log.reference=/usr/../tmp/."}, "log.reference /usr/../tmp/. is the run's"},
+    {{"log.reference_warn=3"},
+     "log.reference_warn is 3, but log.reference is not set: there is no gap to warn of; set "
+     "log.reference"},
 };
 
 CASE(bad_words) {
@@ -681,6 +695,15 @@ CASE(bad_words) {
         EXPECT_DIES(EXIT_CONFIG, bad->message, config_parse(&c, count, (char **)bad->words));
         if (test_state.failures > failures) printf("  for the word %s\n", bad->words[0]);
     }
+}
+
+CASE(another_run_is_a_reference) {
+    char *args[] = {"log.dir=no/run", "log.reference=no/runs", "log.reference_warn=3"};
+    Config c;
+    config_parse(&c, ARRAY_LEN(args), args);
+    EXPECT(c.log.reference_warn == 3 && strcmp(c.log.reference, "no/runs") == 0, "%s",
+           c.log.reference);
+    config_free(&c);
 }
 
 CASE(the_largest_micro_batch_is_accepted) {

@@ -25,7 +25,8 @@ static void parse(Config *c, const char *schedule) {
 
 CASE(moments_of_every_kind) {
     Config c;
-    parse(&c, "precision.schedule=[{\"at\":7},{\"at\":0.25},{\"at\":\"82%\"},{\"at\":\"lr_decay\"},"
+    parse(&c, "precision.schedule=[{\"at\":7,\"recipe\":\"bf16\"},{\"at\":0.25,\"recipe\":\"bf16\"}"
+              ",{\"at\":\"82%\",\"recipe\":\"bf16\"},{\"at\":\"lr_decay\",\"recipe\":\"bf16\"},"
               "{\"at\":\"sqrt3\",\"gemm\":\"backward\",\"recipe\":\"bf16\","
               "\"lr\":{\"peak\":1e-4,\"final_frac\":0.2}}]");
     const ScheduleEntry *e = c.precision.schedule.items;
@@ -62,6 +63,15 @@ CASE(what_is_no_schedule) {
         {"[{\"at\":1.5}]", "is 1.5, no whole step"},
         {"[{\"at\":\"130%\"}]", "is no moment within training"},
         {"[{\"at\":\"late\"}]", "is \"late\"; legal"},
+        {"[{\"at\":\"0x1p3%\"}]", "is \"0x1p3%\"; legal"},
+        {"[{\"at\":\"1e1%\"}]", "is \"1e1%\"; legal"},
+        {"[{\"at\":\" 82%\"}]", "is \" 82%\"; legal"},
+        {"[{\"at\":\"-8%\"}]", "is \"-8%\"; legal"},
+        {"[{\"at\":\"8.2.1%\"}]", "is \"8.2.1%\"; legal"},
+        {"[{\"at\":\"%\"}]", "is \"%\"; legal"},
+        {"[{\"at\":2}]", "[0]\" changes nothing: it says where, but not what"},
+        {"[{\"at\":2,\"recipe\":\"bf16\"},{\"at\":3,\"gemm\":\"dgrad\"}]",
+         "[1]\" changes nothing: it says where, but not what; give it a \"recipe\", or a field"},
         {"[{\"at\":[]}]", "is no number and no text"},
         {"[{\"at\":3,\"recipes\":\"bf16\"}]", "[0].recipes\" is refused: \"recipes\" is not a key"},
         {"[{\"at\":3,\"gemm\":\"fprop\",\"operand\":\"dy\"}]", "changes nothing"},
@@ -69,7 +79,8 @@ CASE(what_is_no_schedule) {
         {"[{\"at\":3,\"lr\":{\"warm\":4}}]", "[0].lr.warm\" is unknown"},
         {"[{\"at\":3,\"lr\":{\"warmup_steps\":2.5}}]", "is 2.5, no whole number"},
         {"[{\"at\":3,\"lr\":{\"final_frac\":2}}]", "must be a number from 0 to 1"},
-        {"[{\"at\":\"sqrt3\"},{\"at\":9}]", "follows \"sqrt3\""},
+        {"[{\"at\":\"sqrt3\",\"recipe\":\"bf16\"},{\"at\":9,\"recipe\":\"bf16\"}]",
+         "follows \"sqrt3\""},
     };
     for (int i = 0; i < ARRAY_LEN(refused); i++) {
         char word[256];
@@ -111,8 +122,9 @@ static void run_end(Run *r) {
 }
 
 CASE(moments_become_steps) {
-    Run r = run_of("precision.schedule=[{\"at\":7},{\"at\":0.3},{\"at\":\"lr_decay\"},"
-                   "{\"at\":\"82%\"},{\"at\":\"sqrt3\"}]",
+    Run r = run_of("precision.schedule=[{\"at\":7,\"recipe\":\"bf16\"},{\"at\":0.3,\"recipe\":"
+                   "\"bf16\"},{\"at\":\"lr_decay\",\"recipe\":\"bf16\"},"
+                   "{\"at\":\"82%\",\"recipe\":\"bf16\"},{\"at\":\"sqrt3\",\"recipe\":\"bf16\"}]",
                    SCHED_WSD, 100);
     run_phases_resolve(&r);
     static const int64_t want[] = {7, 30, 80, 82, INT64_MAX};
@@ -132,11 +144,13 @@ CASE(moments_that_training_does_not_have) {
         const char *schedule, *message;
         ScheduleType type;
     } refused[] = {
-        {"[{\"at\":100}]", "begins at step 100, but the run has steps 0 to 99; legal: 1 to 99",
-         SCHED_WSD},
-        {"[{\"at\":0.001}]", "begins at step 0", SCHED_WSD},
-        {"[{\"at\":50},{\"at\":0.3}]", "begins at step 30, before entry 0, at step 50", SCHED_WSD},
-        {"[{\"at\":\"lr_decay\"}]", "sched.type constant never lowers", SCHED_CONSTANT},
+        {"[{\"at\":100,\"recipe\":\"bf16\"}]",
+         "begins at step 100, but the run has steps 0 to 99; legal: 1 to 99", SCHED_WSD},
+        {"[{\"at\":0.001,\"recipe\":\"bf16\"}]", "begins at step 0", SCHED_WSD},
+        {"[{\"at\":50,\"recipe\":\"bf16\"},{\"at\":0.3,\"recipe\":\"bf16\"}]",
+         "begins at step 30, before entry 0, at step 50", SCHED_WSD},
+        {"[{\"at\":\"lr_decay\",\"recipe\":\"bf16\"}]", "sched.type constant never lowers",
+         SCHED_CONSTANT},
         {"[{\"at\":70,\"lr\":{\"warmup_steps\":30}}]",
          "30 steps are left from step 70 on; legal: 0 "
          "to 29",
@@ -152,9 +166,10 @@ CASE(moments_that_training_does_not_have) {
 }
 
 CASE(learning_rate_starts_anew) {
-    Run r = run_of("precision.schedule=[{\"at\":20},{\"at\":50,\"lr\":{\"warmup_steps\":4,"
-                   "\"peak\":4e-4,\"final_frac\":0.25}}]",
-                   SCHED_COSINE, 100);
+    Run r = run_of(
+        "precision.schedule=[{\"at\":20,\"recipe\":\"bf16\"},{\"at\":50,\"lr\":{\"warmup_steps\":4,"
+        "\"peak\":4e-4,\"final_frac\":0.25}}]",
+        SCHED_COSINE, 100);
     run_phases_resolve(&r);
     EXPECT(run_phases_lr(&r, 49) == schedule_lr(&r.schedule, 49), "before it as ever");
     EXPECT(run_phases_lr(&r, 25) == schedule_lr(&r.schedule, 25), "an entry without a reset");

@@ -531,6 +531,7 @@ CASE(keys_are_judged_by_the_named_gpu) {
         ALL_NVFP4 "precision.gemm=mma plan.device=B200",   // in software
         ALL_NVFP4 "precision.backend=native plan.device=B200",
         "precision.recipe=fp8 precision.backend=native plan.device=H200",
+        "precision.recipe=quartet2 precision.backend=native plan.device=B200",   // but for fprop
         ALL_NVFP4 "precision.stochastic=hardware plan.device=B200",
         ALL_NVFP4 "precision.stochastic=hardware precision.gemm=mma plan.device=B300",
     };
@@ -538,11 +539,20 @@ CASE(keys_are_judged_by_the_named_gpu) {
         const char *words, *message;
     } refused[] = {
         {ALL_NVFP4 "precision.backend=native plan.device=H200",
-         "but H200 has no FP4 tensor cores; set precision.backend=emulate"},
+         "precision.recipe is nvfp4, but H200 has no FP4 tensor cores; recipes with native "
+         "products "
+         "there: fp8, fp8_delayed; set precision.backend=emulate"},
         {ALL_NVFP4 "precision.gemm=mma precision.backend=native plan.device=H200",
          "set precision.backend=emulate and precision.gemm=cublaslt"},
         {ALL_NVFP4 "precision.gemm=mma precision.backend=native plan.device=B200",
-         "but B200 has no mma.sync of FP4 (sm_120, sm_121); set precision.backend=auto, or"},
+         "but B200 has no mma.sync of FP4 (sm_120, sm_121), as precision.gemm=mma wants; recipes"},
+        // units are there, but no product of codes
+        {"precision.recipe=mxfp8 precision.backend=native plan.device=H200",
+         "precision.recipe is mxfp8, but its products multiply decoded values on H200, as on every "
+         "device; recipes with native products there: fp8, fp8_delayed; set "
+         "precision.backend=emulate"},
+        {"precision.recipe=tetrajet2 precision.backend=native plan.device=B200",
+         "precision.recipe is tetrajet2, but its products multiply decoded values on B200"},
         {ALL_NVFP4 "precision.gemm=mma precision.backend=emulate plan.device=rtx5090",
          "precision.backend is emulate"},
         {ALL_NVFP4 "precision.stochastic=hardware plan.device=rtx5090",
@@ -553,6 +563,9 @@ CASE(keys_are_judged_by_the_named_gpu) {
         {ALL_NVFP4 "precision.stochastic=hardware precision.dgrad.dy.dither_bits=16 "
                    "precision.wgrad.dy.dither_bits=16 plan.device=B200",
          "but for B200 this run has no packed NVFP4 operand that is rounded stochastically with 8"},
+        {"precision.recipe=bf16 precision.schedule=[{\"at\":2,\"recipe\":\"nvfp4\"}] "
+         "precision.backend=native plan.device=H200",
+         "H200 has no FP4 tensor cores"},   // in a later phase
         // the device at hand, where none is named
         {ALL_NVFP4 "precision.stochastic=hardware", "no convert that rounds stochastically"},
         {ALL_NVFP4 "precision.gemm=mma", "set precision.gemm=cublaslt, which on a CPU"},

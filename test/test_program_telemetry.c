@@ -96,6 +96,43 @@ CASE(the_gradients_noise_switches_the_phase) {
            ran.err);
 }
 
+/* The line of a text that holds the word, without its end; "" for none. */
+static const char *line_with(const char *lines, const char *word) {
+    const char *at = strstr(lines, word);
+    if (!at) return "";
+    while (at > lines && at[-1] != '\n') at--;
+    return text("%.*s", (int)strcspn(at, "\n"), at);
+}
+
+/* What is no number is none on the screen, and null with a flag in the record. */
+static void expect_no_ratio(const char *dir, const char *said) {
+    static char lines[1 << 18];
+    const char *line = line_with(ran.out, said);
+    EXPECT(strncmp(line, "telemetry at step ", 18) == 0, "no \"%s\" in\n%s", said, ran.out);
+    EXPECT(!strstr(line, "nan") && !strstr(line, "inf"), "%s", line);
+    record_of(text("%s/run", dir), lines, sizeof(lines));
+    line = line_with(lines, "\"gradient_snr\":null");
+    const char *flag = ",\"nonfinite\":true}";
+    EXPECT(strlen(line) > strlen(flag) && strcmp(line + strlen(line) - strlen(flag), flag) == 0,
+           "%s", line);
+}
+
+CASE(what_is_no_number_is_said_so) {
+    const char *dir = make_dir("no_noise");
+    put_base_run(dir);
+    runs_in(dir, "base.json precision.recipe=bf16 " LOOKS);
+    expect_no_ratio(dir, " | no noise | no gradient noise | ");
+    const char *flagged = line_with(ran.out, "nan");
+    EXPECT(flagged[0] == '\0', "%s", flagged);
+    dir = make_dir("diverging");
+    put_base_run(dir);
+    EXPECT_EQ_I64(run_in(dir, "base.json " NVFP4 "optim.lr=100 sched.type=constant guard.nan=skip "
+                              "optim.grad_clip=0 train.steps=60 log.telemetry_every=1 "
+                              "log.gradient_noise=true"),
+                  EXIT_DIVERGED, "%s", ran.err);
+    expect_no_ratio(dir, " | gradient SNR n/a | ");
+}
+
 CASE(validation_is_also_in_bf16) {
     double quantized[8], plain[8];
     const char *dir = make_dir("also");

@@ -513,18 +513,23 @@ static const Refusal refusals[] = {
      {{"fprop", "x", "source", "values"}}},
     {"quartet", 64, 64, 64, "dgrad.dy: source requantized is for dgrad.w and wgrad.x",
      {{"dgrad", "dy", "source", "requantized"}}},
-    {"quartet", 64, 64, 64, "fprop.x: a mask needs blocks, and dgrad.w of source requantized",
+    {"quartet", 64, 64, 64, "fprop.x: a mask needs blocks, and a quantised dgrad.w of source "
+                            "requantized or values; set precision.fprop.x.mask=0, which is the rule "
+                            "{\"gemm\": \"fprop\", \"operand\": \"x\", \"mask\": 0}, or "
+                            "precision.dgrad.w.source=requantized",
      {{"fprop", "*", "hadamard", "0"}, {"fprop", "w", "format", "bf16"}}},
+    {"quartet", 64, 64, 64, "fprop.x: a mask needs blocks, and a quantised dgrad.w",
+     {{"dgrad", "*", "format", "bf16"}}},
     {"nvfp4", 64, 64, 64, "wgrad.x: source values shares the values of fprop.x, but its hadamard "
                           "is another",
      {{"wgrad", "x", "source", "values"}, {"wgrad", "dy", "hadamard", "0"}}},
     {"nvfp4", 64, 64, 64, "wgrad.x: a mask is for fprop; set precision.wgrad.x.mask=0",
      {{"wgrad", "x", "mask", "1"}}},
-    {"nvfp4", 64, 64, 64, "fprop.x: a mask needs blocks, and dgrad.w of source requantized or "
-                          "values",
+    {"nvfp4", 64, 64, 64, "fprop.x: a mask needs blocks, and a quantised dgrad.w of source "
+                          "requantized or values",
      {{"fprop", "x", "mask", "1"}}},
-    {"quartet", 64, 64, 64, "fprop.w: a mask needs blocks, and wgrad.x of source requantized or "
-                            "values",
+    {"quartet", 64, 64, 64, "fprop.w: a mask needs blocks, and a quantised wgrad.x of source "
+                            "requantized or values; set precision.fprop.w.mask=0",
      {{"wgrad", "x", "source", "tensor"}}},
     // whole transforms
     {"nvfp4", 64, 64, 64, "in-features is 64, but a quantised linear's in-features must be a "
@@ -735,7 +740,8 @@ CASE(models_refuse_rules_that_match_no_linear) {
     Model m;
     char rules[128], *args[] = {"model.dim=64", "model.heads=2", "model.vocab=64", rules};
     for (int i = 0; i < ARRAY_LEN(idle); i++) {
-        snprintf(rules, sizeof(rules), "precision.rules=[{},{\"layers\":\"%s\"}]", idle[i]);
+        snprintf(rules, sizeof(rules),
+                 "precision.rules=[{\"mask\":0},{\"layers\":\"%s\",\"mask\":0}]", idle[i]);
         char message[256];
         snprintf(message, sizeof(message),
                  "precision.rules[1]: layers \"%s\" is no linear of this model; there are "
@@ -743,11 +749,12 @@ CASE(models_refuse_rules_that_match_no_linear) {
                  idle[i]);
         EXPECT_DIES(EXIT_CONFIG, message, declare(&c, &m, ARRAY_LEN(args), args));
     }
-    snprintf(rules, sizeof(rules), "precision.rules=[{\"layers\":\"blocks.11-90.mlp.down\"}]");
+    snprintf(rules, sizeof(rules),
+             "precision.rules=[{\"layers\":\"blocks.11-90.mlp.down\",\"mask\":0}]");
     declare(&c, &m, ARRAY_LEN(args), args);
     end(&c, &m);
     char *mlps[] = {"model.pattern=-----", rules};
-    snprintf(rules, sizeof(rules), "precision.rules=[{\"layers\":\"*.attn.*\"}]");
+    snprintf(rules, sizeof(rules), "precision.rules=[{\"layers\":\"*.attn.*\",\"mask\":0}]");
     EXPECT_DIES(EXIT_CONFIG, "there are blocks.0-4.{mlp.up, mlp.down} (",
                 declare(&c, &m, ARRAY_LEN(mlps), mlps));
 }

@@ -100,9 +100,12 @@ CASE(text_of_a_report) {
     const char *want =
         "\"telemetry\":\"blocks.3.attn.qkv\",\"gemm\":\"wgrad\",\"gain\":0.999023,"
         "\"cosine\":0.96875,\"sqnr_db\":null,\"dy\":{\"saturated\":0.01,\"underflowed\":0.125,"
-        "\"zero_scales\":0.02,\"amax\":448}";
+        "\"zero_scales\":0.02,\"amax\":448},\"nonfinite\":true";
     const char *got = report_members(&r, "blocks.3.attn.qkv", GEMM_WGRAD, text);
     EXPECT(strcmp(got, want) == 0, "got\n%s\nwant\n%s", got, want);
+    r.product.sqnr_db = 12.5;
+    report_members(&r, "blocks.3.attn.qkv", GEMM_WGRAD, text);
+    EXPECT(strstr(text, "\"sqnr_db\":12.5,") && !strstr(text, "nonfinite"), "%s", text);
 }
 
 // --- which linears ---
