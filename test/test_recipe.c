@@ -514,8 +514,8 @@ static const Refusal refusals[] = {
     {"quartet", 64, 64, 64, "dgrad.dy: source requantized is for dgrad.w and wgrad.x",
      {{"dgrad", "dy", "source", "requantized"}}},
     {"quartet", 64, 64, 64, "fprop.x: a mask needs blocks, and a quantised dgrad.w of source "
-                            "requantized or values; set precision.fprop.x.mask=0, which is the rule "
-                            "{\"gemm\": \"fprop\", \"operand\": \"x\", \"mask\": 0}, or "
+                            "requantized or values; set precision.fprop.x.mask=0, which is the "
+                            "rule {\"gemm\": \"fprop\", \"operand\": \"x\", \"mask\": 0}, or "
                             "precision.dgrad.w.source=requantized",
      {{"fprop", "*", "hadamard", "0"}, {"fprop", "w", "format", "bf16"}}},
     {"quartet", 64, 64, 64, "fprop.x: a mask needs blocks, and a quantised dgrad.w",
