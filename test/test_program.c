@@ -213,7 +213,8 @@ CASE(keys_that_change_nothing_are_warned_of) {
     static const struct {
         const char *words, *warning;
     } rows[] = {
-        {"precision.gemm=mma", "warning: precision.gemm=mma changes nothing: it matters to NVFP4"},
+        {"precision.gemm=mma",
+         "warning: precision.gemm=mma changes nothing: it matters to products of NVFP4"},
         {"precision.recipe=fp8 precision.gemm=mma", "warning: precision.gemm=mma changes nothing"},
         {"precision.backend=native", "warning: precision.backend=native changes nothing"},
     };
