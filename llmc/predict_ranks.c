@@ -98,14 +98,18 @@ double predict_exposed_forward(double traffic, int buckets, double pass) {
     return late > first ? late : first;
 }
 
-double predict_exposed_backward(const Model *m, const double *bucket_seconds, double pass) {
+double predict_exposed_backward(const Model *m, const double *bucket_seconds, double pass,
+                                int waits) {
     const int stages = m->num_branches + 2;   // head, branches, embedding: closes counts down to -1
-    double finish = 0;
+    double finish = 0, stalled = 0;
     for (int i = 0; i < m->zero.num_buckets; i++) {
-        double ready = pass * (m->num_branches - m->zero.buckets[i].range.closes + 1) / stages;
-        finish = (finish > ready ? finish : ready) + bucket_seconds[i];
+        double complete = pass * (m->num_branches - m->zero.buckets[i].range.closes + 1) / stages;
+        double now = complete + stalled;
+        if (waits && finish > now) stalled += finish - now;
+        finish = (finish > now ? finish : now) + bucket_seconds[i];
     }
-    return finish > pass ? finish - pass : 0;
+    double end = pass + stalled;
+    return (finish > end ? finish : end) - pass;
 }
 
 /* What a step's time is made of. */
@@ -153,9 +157,11 @@ static void add_communication(Scaling *s, const Timing *t) {
     int backwards = t->traffic.kind[TRAFFIC_GRADIENTS].passes;   // that communicate
     double backward = backward_seconds(t, buckets), forward = pass_seconds(t, TRAFFIC_FORWARD);
     double after = pass_seconds(t, TRAFFIC_VALUES);
+    // What has arrived is worked on before the next bucket is sent.
+    int waits = t->m->zero.level >= 2 || t->c->parallel.grad_dtype == DT_BF16;
     after += SMALL_COLLECTIVES * network_small(&t->network, t->ranks);
     s->communicating = backwards * backward + t->micro_steps * forward + after;
-    s->exposed = backwards * predict_exposed_backward(t->m, buckets, t->backward);
+    s->exposed = backwards * predict_exposed_backward(t->m, buckets, t->backward, waits);
     s->exposed +=
         t->micro_steps *
         predict_exposed_forward(forward, t->traffic.kind[TRAFFIC_FORWARD].collectives, t->forward);

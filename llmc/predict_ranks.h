@@ -67,9 +67,11 @@ typedef struct {
 /* Seconds that gathering in so many equal buckets adds to a pass: all but what is hidden while the
    buckets before it compute, and at least the first one. */
 double predict_exposed_forward(double traffic, int buckets, double pass);
-/* Seconds from the end of a backward pass until all buckets of the last model_split have arrived,
-   each of which takes so long and begins when backward has completed it. */
-double predict_exposed_backward(const Model *m, const double *bucket_seconds, double pass);
+/* Seconds that a backward pass takes longer for the buckets of the last model_split to arrive, each
+   of which takes so long and begins when backward has completed it; where `waits`, backward stands
+   still then until the one before has arrived. */
+double predict_exposed_backward(const Model *m, const double *bucket_seconds, double pass,
+                                int waits);
 /* For `ranks` that divide the step (config_divides). Splits the model among them. */
 Scaling predict_scaling(Model *m, const Config *c, DeviceModel device, int ranks);
 

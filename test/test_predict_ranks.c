@@ -173,10 +173,13 @@ CASE(exposed_time_by_hand) {
     Setup s;
     small_traffic(&s, SMALL, 2);
     REQUIRE(s.model.zero.num_buckets == 3, "%d buckets", s.model.zero.num_buckets);
-    EXPECT_NEAR(predict_exposed_backward(&s.model, (const double[]){1, 1, 1}, 8), 1, 1e-12);
-    EXPECT_NEAR(predict_exposed_backward(&s.model, (const double[]){5, 1, 1}, 8), 5, 1e-12);
-    EXPECT_NEAR(predict_exposed_backward(&s.model, (const double[]){0, 0, 3}, 8), 3, 1e-12);
-    EXPECT_NEAR(predict_exposed_backward(&s.model, (const double[]){0, 0, 0}, 8), 0, 0);
+    EXPECT_NEAR(predict_exposed_backward(&s.model, (const double[]){1, 1, 1}, 8, 0), 1, 1e-12);
+    EXPECT_NEAR(predict_exposed_backward(&s.model, (const double[]){5, 1, 1}, 8, 0), 5, 1e-12);
+    EXPECT_NEAR(predict_exposed_backward(&s.model, (const double[]){0, 0, 3}, 8, 0), 3, 1e-12);
+    EXPECT_NEAR(predict_exposed_backward(&s.model, (const double[]){0, 0, 0}, 8, 0), 0, 0);
+    // the second one is sent at 11 for 6, and 5 later all that follows is complete
+    EXPECT_NEAR(predict_exposed_backward(&s.model, (const double[]){5, 1, 1}, 8, 1), 6, 1e-12);
+    EXPECT_NEAR(predict_exposed_backward(&s.model, (const double[]){1, 1, 1}, 8, 1), 2, 1e-12);
     setup_close(&s);
 }
 
