@@ -99,7 +99,7 @@ COMMON := -g -fopenmp -D_GNU_SOURCE -I. -Illmc -MMD -MP $(WARN)
 C_FLAGS := -std=c11 $(COMMON)
 CXX_FLAGS := -std=c++17 $(COMMON)
 SANITIZE := -O1 -ffp-contract=off -fno-omit-frame-pointer -fsanitize=address,undefined \
-    -fno-sanitize-recover=all
+    -fsanitize=float-cast-overflow -fno-sanitize-recover=all
 LIBS := -lcjson $(if $(OPENBLAS),-lopenblas) $(MPI_LINK) -lm -lpthread
 
 # The defaults of nvcc, said aloud: denormals are kept and division is exact. Kernels may contract
@@ -114,11 +114,12 @@ NVCC_FLAGS = -O3 -std=c++17 -g -lineinfo -I. -Illmc -MMD -MP -DWITH_CUDA \
 CUDA_LIBS := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt $(if $(NCCL),-lnccl) \
     $(if $(USE_CUDNN),-lcudnn -lnvrtc) -lcudart_static -ldl -lrt
 
-# A fuzz target returns from die() by its own __wrap_die. clang takes omp.h (and nothing beside it) and
-# libgomp from gcc, and runs loops on one thread.
+# Maps of fuzz targets are copies (test/fuzzing.c), and refusals return from die() to libFuzzer. clang
+# takes omp.h (and nothing beside it) and libgomp from gcc, and runs loops on one thread.
+WRAP_MAPS := -Wl,--wrap=mmap,--wrap=munmap
 FUZZ := -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined \
     -idirafter $(BUILD)/fuzz/include
-FUZZ_LINK := -fsanitize=fuzzer,address,undefined -Wl,--wrap=die \
+FUZZ_LINK := -fsanitize=fuzzer,address,undefined -Wl,--wrap=die $(WRAP_MAPS) \
     -L$(dir $(shell $(CC) -print-file-name=libgomp.so)) -lgomp
 
 has_mpi := $(if $(MPI_LINK),MPI,no MPI)
@@ -156,7 +157,9 @@ cuda:
 	@echo 'make cuda: $(NO_CUDA)' >&2; exit 1
 endif
 
-C_TESTS := $(basename $(notdir $(wildcard test/test_*.c test/test_*.cpp)))
+# A fuzz target is a test, too: of the inputs in test/fuzz_corpus.
+FUZZ_TESTS := $(basename $(notdir $(wildcard test/fuzz_*.c)))
+C_TESTS := $(basename $(notdir $(wildcard test/test_*.c test/test_*.cpp))) $(FUZZ_TESTS)
 CUDA_TESTS := $(basename $(notdir $(wildcard test/test_*.cu)))
 NOGPU_TESTS := test_gemm_descriptors
 only = $(if $(ONLY),$(foreach name,$(1),$(if $(findstring $(ONLY),$(name)),$(name))),$(1))
@@ -173,17 +176,24 @@ test-cuda-nogpu: $(addprefix $(BUILD)/cuda/test/,$(NOGPU_TESTS))   ## those that
 asan: $(addprefix $(BUILD)/asan/test/,$(call only,$(C_TESTS)))   ## CPU tests under ASan and UBSan
 	@scripts/run_tests.sh $^
 
-FUZZERS := $(addprefix $(BUILD)/fuzz/,$(call only,$(basename $(notdir $(wildcard test/fuzz_*.c)))))
+# Each runs for FUZZ_SECONDS; what it finds lies beside it, in build/fuzz. An input of 4 KB or less
+# has no business with 64 MB or 10 s.
+FUZZERS := $(addprefix $(BUILD)/fuzz/,$(call only,$(FUZZ_TESTS)))
+FUZZ_RUN := -max_total_time=$(FUZZ_SECONDS) -timeout=10 -malloc_limit_mb=64 -rss_limit_mb=1024 \
+    -print_final_stats=1
 ifneq ($(shell command -v clang),)
-fuzz: $(FUZZERS)   ## libFuzzer on the parsers, FUZZ_SECONDS each (needs clang)
+fuzz: $(FUZZERS)   ## libFuzzer on all readers of files, FUZZ_SECONDS each (scripts/setup.sh --fuzz)
 	@set -e; for fuzzer in $^; do \
+	    corpus=test/fuzz_corpus/$${fuzzer##*/fuzz_}; \
 	    mkdir -p $$fuzzer.corpus; \
-	    $$fuzzer -max_total_time=$(FUZZ_SECONDS) -seed=1 -detect_leaks=0 -print_final_stats=1 \
-	        -artifact_prefix=$$fuzzer. $$fuzzer.corpus $$(ls -d test/$${fuzzer##*/}_seeds 2>/dev/null); \
+	    echo "== $${fuzzer##*/}"; \
+	    TMPDIR=$${TMPDIR:-$$(ls -d /dev/shm 2>/dev/null || echo /tmp)} $$fuzzer $(FUZZ_RUN) \
+	        $$(ls $$corpus.dict 2>/dev/null | sed 's/^/-dict=/') -artifact_prefix=$$fuzzer. \
+	        $$fuzzer.corpus $$corpus; \
 	done
 else
 fuzz:
-	@echo 'make fuzz needs clang, for libFuzzer: apt-get install clang' >&2; exit 1
+	@echo 'make fuzz needs clang and its libFuzzer: scripts/setup.sh --fuzz' >&2; exit 1
 endif
 
 # A benchmark in C runs on the CPU, one in CUDA on a GPU.
@@ -271,6 +281,9 @@ $(BUILD)/fuzz/libllmc.a: $(call objects,fuzz,$(CPU_SOURCES))
 	@rm -f $@
 	ar rcs $@ $^
 
+# What makes a test program of a fuzz target.
+REPLAY := test/fuzzing.o test/fuzzing_replay.o
+
 LINK_CPU = $(CXX) -fopenmp $^ -o $@ $(LIBS)
 LINK_CUDA = $(CXX) -fopenmp $^ -o $@ $(LIBS) $(CUDA_LIBS)
 
@@ -288,12 +301,19 @@ $(BUILD)/cuda/dev/%: $(BUILD)/cuda/dev/%.cu.o $(BUILD)/cuda/libllmc.a
 	$(LINK_CUDA)
 $(BUILD)/cuda/dev/%: $(BUILD)/cuda/dev/%.o $(BUILD)/cuda/libllmc.a
 	$(LINK_CUDA)
+$(BUILD)/cpu/test/fuzz_%: $(BUILD)/cpu/test/fuzz_%.o $(addprefix $(BUILD)/cpu/,$(REPLAY)) \
+    $(BUILD)/cpu/libllmc.a
+	$(LINK_CPU) $(WRAP_MAPS)
 LINK_ASAN = $(CXX) -fopenmp -fsanitize=address,undefined $^ -o $@ $(LIBS)
 $(BUILD)/asan/$(PROGRAM): $(BUILD)/asan/$(PROGRAM).o $(BUILD)/asan/libllmc.a
 	$(LINK_ASAN)
 $(BUILD)/asan/test/%: $(BUILD)/asan/test/%.o $(BUILD)/asan/libllmc.a
 	$(LINK_ASAN)
-$(BUILD)/fuzz/%: $(BUILD)/fuzz/test/%.o $(BUILD)/fuzz/libllmc.a
+$(BUILD)/asan/test/fuzz_%: $(BUILD)/asan/test/fuzz_%.o $(addprefix $(BUILD)/asan/,$(REPLAY)) \
+    $(BUILD)/asan/libllmc.a
+	$(LINK_ASAN) $(WRAP_MAPS)
+$(BUILD)/fuzz/fuzz_%: $(BUILD)/fuzz/test/fuzz_%.o $(BUILD)/fuzz/test/fuzzing.o \
+    $(BUILD)/fuzz/test/fuzzing_run.o $(BUILD)/fuzz/libllmc.a
 	clang++ $^ -o $@ $(LIBS) $(FUZZ_LINK)
 
 # These start the program of their own build.

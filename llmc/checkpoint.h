@@ -31,11 +31,12 @@ extern "C" {
 
 typedef enum {
     FIELD_INT,     // int64_t, at most 2^53 in size
+    FIELD_COUNT,   // the same, not below 0
     FIELD_SEED,    // uint64_t, kept as a decimal string
     FIELD_REAL,    // double, finite
     FIELD_TEXT,    // char *, from malloc or NULL: a load frees it and puts its own there
     FIELD_REALS,   // double[capacity] of which *count are used, all finite
-    FIELD_REALS_IF_ANY,   // the same; none where a checkpoint does not have it
+    FIELD_COUNTS_IF_ANY,   // the same, whole and not below 0; none where a checkpoint has none
     NUM_FIELD_KINDS
 } FieldKind;
 

@@ -9,10 +9,10 @@
 #include <string.h>
 
 #include "common.h"
+#include "json_count.h"
 
 enum { STATE_VERSION = 1, NUM_OWN_FIELDS = 5 };
-static const size_t MAX_STATE = 64 << 20;               // bytes; a state has some thousands
-static const double MAX_INTEGER = 9007199254740992.0;   // 2^53: JSON numbers are doubles here
+static const size_t MAX_STATE = 64 << 20;   // bytes; a state has some thousands
 static const char HEAD[] = "{\"crc32\": \"%08" PRIx32 "\", \"checkpoint\": ";
 static const char TAIL[] = "}\n";
 
@@ -32,7 +32,7 @@ static cJSON *raw_real(double v) {
 
 static cJSON *write_int(const CheckpointField *f) {
     int64_t v = *(const int64_t *)f->data;
-    CHECK(fabs((double)v) <= MAX_INTEGER, "%s is %lld", f->key, (long long)v);
+    CHECK(fabs((double)v) <= JSON_MAX_INTEGER, "%s is %lld", f->key, (long long)v);
     char digits[32];
     snprintf(digits, sizeof(digits), "%lld", (long long)v);
     return cJSON_CreateRaw(digits);
@@ -61,8 +61,12 @@ static cJSON *write_reals(const CheckpointField *f) {
 
 static int is_int(const cJSON *item, const CheckpointField *f) {
     (void)f;
-    return cJSON_IsNumber(item) && fabs(item->valuedouble) <= MAX_INTEGER &&
-           item->valuedouble == floor(item->valuedouble);
+    return json_is_integer(item);
+}
+
+static int is_count(const cJSON *item, const CheckpointField *f) {
+    (void)f;
+    return json_count(item) >= 0;
 }
 
 static int is_seed(const cJSON *item, const CheckpointField *f) {
@@ -84,13 +88,18 @@ static int is_text(const cJSON *item, const CheckpointField *f) {
     return cJSON_IsString(item);
 }
 
-static int is_reals(const cJSON *item, const CheckpointField *f) {
+static int is_array_of(int (*is)(const cJSON *, const CheckpointField *), const cJSON *item,
+                       const CheckpointField *f) {
     if (!cJSON_IsArray(item) || cJSON_GetArraySize(item) > f->capacity) return 0;
     const cJSON *value;
     cJSON_ArrayForEach(value, item) {
-        if (!is_real(value, f)) return 0;
+        if (!is(value, f)) return 0;
     }
     return 1;
+}
+
+static int is_reals(const cJSON *item, const CheckpointField *f) {
+    return is_array_of(is_real, item, f);
 }
 
 static void read_int(const cJSON *item, const CheckpointField *f) {
@@ -124,9 +133,8 @@ typedef struct {
     void (*read)(const cJSON *, const CheckpointField *);
 } FieldRow;
 
-// clang-format off
-static int is_reals_if_any(const cJSON *item, const CheckpointField *f) {
-    return !item || is_reals(item, f);
+static int is_counts_if_any(const cJSON *item, const CheckpointField *f) {
+    return !item || is_array_of(is_count, item, f);
 }
 
 static void read_reals_if_any(const cJSON *item, const CheckpointField *f) {
@@ -134,23 +142,27 @@ static void read_reals_if_any(const cJSON *item, const CheckpointField *f) {
     if (item) read_reals(item, f);
 }
 
+// clang-format off
 static const FieldRow kinds[NUM_FIELD_KINDS] = {
     //               name                          write        is        read
     [FIELD_INT]   = {"a whole number",             write_int,   is_int,   read_int},
+    [FIELD_COUNT] = {"a whole number, 0 or more",  write_int,   is_count, read_int},
     [FIELD_SEED]  = {"a string of digits",         write_seed,  is_seed,  read_seed},
     [FIELD_REAL]  = {"a number",                   write_real,  is_real,  read_real},
     [FIELD_TEXT]  = {"a string",                   write_text,  is_text,  read_text},
     [FIELD_REALS] = {"an array of numbers (not too long)", write_reals, is_reals, read_reals},
-    [FIELD_REALS_IF_ANY] = {"an array of numbers (not too long)", write_reals, is_reals_if_any,
-                            read_reals_if_any},
+    [FIELD_COUNTS_IF_ANY] = {"an array of whole numbers, 0 or more (not too long)", write_reals,
+                             is_counts_if_any, read_reals_if_any},
 };
 // clang-format on
 
 /* The members of the state itself are fields like any other. */
 static void own_fields(CheckpointState *s, CheckpointField out[NUM_OWN_FIELDS]) {
     const CheckpointField own[NUM_OWN_FIELDS] = {
-        {"step", FIELD_INT, &s->step, NULL, 0},      {"position", FIELD_INT, &s->position, NULL, 0},
-        {"tokens", FIELD_INT, &s->tokens, NULL, 0},  {"seed", FIELD_SEED, &s->seed, NULL, 0},
+        {"step", FIELD_COUNT, &s->step, NULL, 0},
+        {"position", FIELD_COUNT, &s->position, NULL, 0},
+        {"tokens", FIELD_COUNT, &s->tokens, NULL, 0},
+        {"seed", FIELD_SEED, &s->seed, NULL, 0},
         {"config", FIELD_TEXT, &s->config, NULL, 0},
     };
     memcpy(out, own, sizeof(own));
@@ -247,12 +259,11 @@ int state_has_file(const StateFile *f, const char *name) {
 char *state_file_sum(const StateFile *f, const char *name, FileSum *out) {
     const cJSON *files = cJSON_GetObjectItemCaseSensitive(f->body, "files");
     const cJSON *file = cJSON_GetObjectItemCaseSensitive(files, name);
-    const cJSON *bytes = cJSON_GetObjectItemCaseSensitive(file, "bytes");
+    out->bytes = json_count(cJSON_GetObjectItemCaseSensitive(file, "bytes"));
     const char *crc = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(file, "crc32"));
-    if (!cJSON_IsNumber(bytes) || !crc || sscanf(crc, "%8" SCNx32, &out->crc) != 1) {
+    if (out->bytes < 0 || !crc || sscanf(crc, "%8" SCNx32, &out->crc) != 1) {
         return format_string("no size and crc32 of %s", name);
     }
-    out->bytes = (int64_t)bytes->valuedouble;
     return NULL;
 }
 

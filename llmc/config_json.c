@@ -108,18 +108,35 @@ static void fail_at(const char *file, const char *text, const char *at, const ch
     die(EXIT_CONFIG, "config: %s:%d:%d: %s", file, line, column, what);
 }
 
+typedef struct {
+    const char *name;
+    int index;
+} Member;
+
+static int compare_members(const void *a, const void *b) {
+    const Member *x = (const Member *)a, *y = (const Member *)b;
+    int order = strcmp(x->name, y->name);
+    return order ? order : x->index - y->index;
+}
+
+/* Sorted, since a file may hold any number of members. */
 void config_refuse_duplicates(const cJSON *object, const Where *w) {
-    int i = 0;
-    for (const cJSON *member = object->child; member; member = member->next, i++) {
-        int j = 0;
-        for (const cJSON *other = object->child; other != member; other = other->next, j++) {
-            if (strcmp(other->string, member->string) != 0) continue;
-            Where here = where_child(w, i, member->string);
-            if (!w->file) config_fail(&here, "is given twice");
-            Where first = where_child(w, j, other->string);
-            config_fail(&here, "is given twice; the first is in line %d", where_line(&first, NULL));
-        }
+    int count = 0, again = 0;   // members[again] is the first in the text that was there before
+    Member *members = (Member *)xmalloc((size_t)cJSON_GetArraySize(object) * sizeof(Member));
+    for (const cJSON *m = object->child; m; m = m->next, count++)
+        members[count] = (Member){m->string, count};
+    qsort(members, (size_t)count, sizeof(Member), compare_members);
+    for (int i = 1; i < count; i++) {
+        int is_repeated = strcmp(members[i - 1].name, members[i].name) == 0;
+        if (is_repeated && (!again || members[i].index < members[again].index)) again = i;
     }
+    if (again) {
+        Where here = where_child(w, members[again].index, members[again].name);
+        if (!w->file) config_fail(&here, "is given twice");
+        Where first = where_child(w, members[again - 1].index, members[again - 1].name);
+        config_fail(&here, "is given twice; the first is in line %d", where_line(&first, NULL));
+    }
+    free(members);
 }
 
 /* --- text to JSON --- */

@@ -10,10 +10,11 @@
 #include <time.h>
 
 #include "common.h"
+#include "json_count.h"
 #include "metrics_reference.h"
 #include "outfile.h"
 
-enum { TIMED_STEPS = 20, LINE_BYTES = 512 };
+enum { TIMED_STEPS = 20, LINE_BYTES = 1024 };
 static const char WHAT[] = "log.dir";   // the key named by messages
 
 struct Metrics {
@@ -67,10 +68,9 @@ static void utc_now(char out[32]) {
 /* The step that a line is about, or -1 for one that is no whole record. */
 static int64_t step_of_json(const char *line) {
     cJSON *json = cJSON_Parse(line);
-    const cJSON *step = cJSON_GetObjectItemCaseSensitive(json, "step");
-    int64_t result = cJSON_IsNumber(step) ? (int64_t)step->valuedouble : -1;
+    int64_t step = json_count(cJSON_GetObjectItemCaseSensitive(json, "step"));
     cJSON_Delete(json);
-    return result;
+    return step;
 }
 
 static int64_t step_of_main_log(const char *line) {
@@ -161,11 +161,10 @@ static void show_earlier_steps(const Metrics *m) {
     char *text = read_text_file(path, WHAT, NULL);
     for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
         cJSON *json = cJSON_Parse(line);
-        const cJSON *tokens = cJSON_GetObjectItemCaseSensitive(json, "tokens");
+        int64_t tokens = json_count(cJSON_GetObjectItemCaseSensitive(json, "tokens"));
         const cJSON *loss = cJSON_GetObjectItemCaseSensitive(json, "train_loss");
-        if (loss && cJSON_IsNumber(tokens))
-            reference_train_gap(m->reference, (int64_t)tokens->valuedouble,
-                                (float)cJSON_GetNumberValue(loss));
+        if (loss && tokens >= 0)
+            reference_train_gap(m->reference, tokens, (float)cJSON_GetNumberValue(loss));
         cJSON_Delete(json);
     }
     free(text);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "common.h"
+#include "json_count.h"
 
 typedef struct {
     double tokens, loss;
@@ -34,11 +35,10 @@ static void curve_add(Curve *c, double tokens, double loss) {
 }
 
 static void curve_add_from(Curve *c, const cJSON *line, const char *key) {
-    const cJSON *tokens = cJSON_GetObjectItemCaseSensitive(line, "tokens");
+    int64_t tokens = json_count(cJSON_GetObjectItemCaseSensitive(line, "tokens"));
     const cJSON *loss = cJSON_GetObjectItemCaseSensitive(line, key);
-    if (cJSON_IsNumber(tokens) && cJSON_IsNumber(loss)) {
-        curve_add(c, tokens->valuedouble, loss->valuedouble);
-    }
+    if (tokens < 0 || !cJSON_IsNumber(loss) || !isfinite(loss->valuedouble)) return;
+    curve_add(c, (double)tokens, loss->valuedouble);
 }
 
 /* NaN outside of the curve. */

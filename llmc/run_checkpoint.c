@@ -29,9 +29,9 @@ static CheckpointState checkpoint_state(Run *r, CheckpointField fields[NUM_RUN_F
                             GUARD_WINDOW};
     fields[0] = loss;
     fields[1] = norm;
-    CheckpointField phase = {"schedule", FIELD_REALS_IF_ANY, phase_values, &num_phase_values,
+    CheckpointField phase = {"schedule", FIELD_COUNTS_IF_ANY, phase_values, &num_phase_values,
                              PHASE_VALUES};
-    CheckpointField data = {"data_sequences", FIELD_REALS_IF_ANY, &data_sequences,
+    CheckpointField data = {"data_sequences", FIELD_COUNTS_IF_ANY, &data_sequences,
                             &num_data_sequences, 1};
     fields[2] = data;
     fields[3] = phase;
@@ -83,21 +83,21 @@ static void compare_data(const Run *r, const char *path) {
 static void resume_phase(Run *r, const char *path, int training) {
     const ScheduleList *list = &r->config.precision.schedule;
     if (num_phase_values == 0) return;
-    int phase = (int)phase_values[0];
+    int64_t phase = (int64_t)phase_values[0];   // of any size: a file says so
     if (training) {
         if (run_phases_has_sqrt3(r) && num_phase_values > 1)
             run_phases_trigger(r, (int64_t)phase_values[1]);
         if (list->count > 0 && run_phases_at(r, r->step) < phase)
-            log_warn("%s was in phase %d of precision.schedule, this run goes on in phase %d", path,
-                     phase, run_phases_at(r, r->step));
+            log_warn("%s was in phase %lld of precision.schedule, this run goes on in phase %d",
+                     path, (long long)phase, run_phases_at(r, r->step));
         return;
     }
     if (phase > list->count)
         die(EXIT_CONFIG,
-            "%s is in phase %d of its precision.schedule, the config has %d entries; give the "
+            "%s is in phase %lld of its precision.schedule, the config has %d entries; give the "
             "run's own config, LOG.DIR or its config.resolved.json",
-            path, phase, list->count);
-    model_set_phase(&r->model, phase);
+            path, (long long)phase, list->count);
+    model_set_phase(&r->model, (int)phase);
     plan_precision_tag(&r->model, &r->config, r->precision_tag, sizeof(r->precision_tag));
 }
 

@@ -3,18 +3,17 @@
 
 #include <cjson/cJSON.h>
 #include <errno.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "common.h"
+#include "json_count.h"
 #include "outfile.h"
 
-enum { LENGTH_BYTES = 8 };                              // the field before the header
-static const int64_t MAX_HEADER = 100000000;            // the format's own limit
-static const double MAX_INTEGER = 9007199254740992.0;   // 2^53: JSON numbers are doubles here
+enum { LENGTH_BYTES = 8 };   // the field before the header
+static const int64_t MAX_HEADER = 100000000;   // the format's own limit
 static const char METADATA[] = "__metadata__";
 
 // --- writing ---
@@ -98,13 +97,6 @@ typedef struct {
     SafetensorsEntry *entries;
 } Reader;
 
-/* A whole number in [0, 2^53], or -1. */
-static int64_t json_count(const cJSON *item) {
-    if (!cJSON_IsNumber(item)) return -1;
-    double v = item->valuedouble;
-    return v >= 0 && v <= MAX_INTEGER && v == floor(v) ? (int64_t)v : -1;
-}
-
 static char *map_file(Reader *r, const char *path) {
     char *problem = NULL;
     int64_t bytes;
@@ -121,6 +113,24 @@ static char *map_file(Reader *r, const char *path) {
     return problem;
 }
 
+/* cJSON before 1.7.18 may read a byte beyond the text it is given, and a mapped file can end there:
+   it gets a copy with a zero behind it. */
+static char *parse_json(Reader *r, const char *text, size_t length) {
+    char *copy = (char *)xmalloc(length + 1);
+    memcpy(copy, text, length);
+    const char *end = copy;
+    r->header = cJSON_ParseWithLengthOpts(copy, length, &end, 0);
+    const char *kind = cJSON_IsObject(r->header) ? NULL : "is not a JSON object";
+    while (!kind && end < copy + length && *end == ' ') end++;
+    if (!kind && end < copy + length) kind = "has more than one JSON value";
+    char *problem = NULL;
+    if (kind)
+        problem = format_string("header %s (byte %lld)", kind,
+                                (long long)(end - copy) + LENGTH_BYTES);
+    free(copy);
+    return problem;
+}
+
 static char *parse_header(Reader *r) {
     uint64_t length = 0;
     for (int i = 0; i < LENGTH_BYTES; i++) length |= (uint64_t)r->map[i] << 8 * i;
@@ -130,21 +140,9 @@ static char *parse_header(Reader *r) {
                              "(truncated, or not a safetensors file)",
                              (unsigned long long)length, (long long)room);
     }
-    const char *text = (const char *)r->map + LENGTH_BYTES, *end = text;
-    r->header = cJSON_ParseWithLengthOpts(text, (size_t)length, &end, 0);
-    if (!cJSON_IsObject(r->header)) {
-        return format_string("header is not a JSON object (byte %lld)",
-                             (long long)(end - text) + LENGTH_BYTES);
-    }
-    for (; end < text + length; end++) {
-        if (*end != ' ') {
-            return format_string("header has more than one JSON value (byte %lld)",
-                                 (long long)(end - text) + LENGTH_BYTES);
-        }
-    }
     r->data = r->map + LENGTH_BYTES + length;
     r->data_bytes = room - (int64_t)length;
-    return NULL;
+    return parse_json(r, (const char *)r->map + LENGTH_BYTES, (size_t)length);
 }
 
 static char *parse_dtype(const cJSON *item, SafetensorsEntry *e) {

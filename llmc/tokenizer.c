@@ -113,15 +113,22 @@ static char *cut_line(char *text) {
     return newline + 1;
 }
 
+static void die_truncated(const Tokenizer *t, int line) NORETURN;
+static void die_truncated(const Tokenizer *t, int line) {
+    die(EXIT_DATA, "tokenizer %s is truncated: line %d is missing or cut, %d are expected", t->path,
+        line, t->size + 1);
+}
+
+/* `text` has num_bytes, which bounds the size that line 1 may ask memory for. */
 static void read_tokens(Tokenizer *t, char *text, size_t num_bytes) {
+    size_t most_lines = num_bytes / 2;   // a character and a newline make the shortest
+    if ((size_t)t->size > most_lines) die_truncated(t, (int)most_lines + 2);
     t->pool = xmalloc(num_bytes + 3);   // base64 shrinks; its padding is written too
     t->offsets = xmalloc(((size_t)t->size + 1) * sizeof(size_t));
     for (int id = 0; id < t->size; id++) {
         char *line = text;
         text = cut_line(line);
-        if (!text)
-            die(EXIT_DATA, "tokenizer %s is truncated: line %d is missing or cut, %d are expected",
-                t->path, id + 2, t->size + 1);
+        if (!text) die_truncated(t, id + 2);
         int64_t length = 0;
         if (strcmp(line, "-") != 0)
             length = base64_decode(line, strlen(line), t->pool + t->offsets[id]);
@@ -143,10 +150,10 @@ Tokenizer *tokenizer_open(const char *path) {
     char *tokens = cut_line(text);
     read_header(t, text);
     if (!tokens) die(EXIT_DATA, "tokenizer %s is truncated: it ends within line 1", path);
-    if (strlen(tokens) != num_bytes - (size_t)(tokens - text))
-        die(EXIT_DATA, "tokenizer %s has a NUL byte at byte %zu", path,
-            (size_t)(tokens - text) + strlen(tokens));
-    read_tokens(t, tokens, num_bytes);
+    size_t header_bytes = (size_t)(tokens - text), token_bytes = strlen(tokens);
+    if (header_bytes + token_bytes != num_bytes)
+        die(EXIT_DATA, "tokenizer %s has a NUL byte at byte %zu", path, header_bytes + token_bytes);
+    read_tokens(t, tokens, token_bytes);
     free(text);
     build_table(t);
     return t;

@@ -2,7 +2,9 @@
 # Installs what the program and its scripts need on Debian or Ubuntu, and only what is missing:
 #   packages   compiler, make, cJSON, Open MPI, OpenBLAS, Python with venv, xz
 #   .venv      Python packages pinned in scripts/requirements*.txt
-# usage: scripts/setup.sh [--tests]     --tests adds what only the tests need (JAX)
+# usage: scripts/setup.sh [--tests] [--fuzz]
+#   --tests    adds what only the tests need (JAX)
+#   --fuzz     adds what `make fuzz` needs (clang with libFuzzer)
 # Says what it does, asks nothing, and does nothing and needs no network where all is there. Without
 # root it prints the command to run. CUDA is not installed: see README.md.
 set -euo pipefail
@@ -11,12 +13,14 @@ cd "$(dirname "$0")/.."
 say() { echo "setup: $*"; }
 stop() { echo "setup: $*" >&2; exit 1; }
 
-with_tests=0
-case "${1:-}" in
-    "") ;;
-    --tests) with_tests=1 ;;
-    *) stop "unknown argument '$1'; usage: scripts/setup.sh [--tests]" ;;
-esac
+with_tests=0 with_fuzz=0
+for argument in "$@"; do
+    case "$argument" in
+        --tests) with_tests=1 ;;
+        --fuzz) with_fuzz=1 ;;
+        *) stop "unknown argument '$argument'; usage: scripts/setup.sh [--tests] [--fuzz]" ;;
+    esac
+done
 
 # --- system packages ---
 
@@ -53,10 +57,19 @@ missing_packages() {
     [ -n "$(find_python)" ] || echo python3-venv
 }
 
-install_packages() {
-    local missing
-    missing=$(missing_packages | tr '\n' ' ')
-    missing=${missing% }
+has_fuzzer() {
+    echo 'int LLVMFuzzerTestOneInput(const char *data, long size) { return size > 0 && *data; }' |
+        clang -fsanitize=fuzzer -x c - -o /dev/null 2>/dev/null
+}
+
+# clang's run-time libraries are a package of their own in some releases, and only there.
+missing_fuzzer() {
+    echo clang
+    ! apt-cache show libclang-rt-dev >/dev/null 2>&1 || echo libclang-rt-dev
+}
+
+install_packages() {   # PACKAGE...
+    local missing=$*
     if [ -z "$missing" ]; then
         say "system packages: all there"
         return
@@ -113,5 +126,11 @@ make_venv() {
     say "Python packages: all there"
 }
 
-install_packages
+# shellcheck disable=SC2046  # one word a package
+install_packages $(missing_packages)
+if [ "$with_fuzz" -eq 1 ]; then
+    # shellcheck disable=SC2046
+    has_fuzzer || install_packages $(missing_fuzzer)
+    has_fuzzer || stop "this clang has no libFuzzer; install its compiler-rt"
+fi
 make_venv

@@ -1,0 +1,104 @@
+/*
+fuzz_checkpoint -- the tensor files of a checkpoint whose state.json has their sizes and sums: it is
+verified, looked through and loaded into a small model. An input is three lengths of two bytes, then
+the files model, optimizer and recipe of these lengths, then the text of the algorithms.
+*/
+#include <stdlib.h>
+#include <string.h>
+
+#include "../llmc/checkpoint_state.h"
+#include "fuzzing.h"
+
+enum { NUM_TENSOR_FILES = 3, NUM_FILES = 4 };
+static const char *const names[NUM_FILES] = {"model.safetensors", "optimizer.safetensors",
+                                             "recipe.safetensors", "gemm_algorithms.txt"};
+
+/* A model of two parameters, one of them padded, and a tensor that its recipe keeps. */
+typedef struct {
+    Device *device;
+    Arena parameters, gradients, optimizer;
+    ParamTable table;
+    float kept[2];
+    NamedTensor kept_names[1];
+} Model;
+
+static Device *device;
+
+/* Before any input, whose memory goes with it. */
+__attribute__((constructor)) static void open_device(void) { device = device_cpu_open(1); }
+
+static void model_open(Model *m) {
+    memset(m, 0, sizeof(*m));
+    m->device = device;
+    m->parameters = arena_measure("parameters", m->device);
+    m->gradients = arena_measure("gradients", m->device);
+    m->optimizer = arena_measure("optimizer", m->device);
+    param_table_add(&m->table, "w", 3, 2, 4, 1, INIT_NORMAL, 0.02f);
+    param_table_add(&m->table, "b", 1, 2, 1, 0, INIT_ONE, 0);
+    param_table_seal(&m->table, DT_F32);
+    for (int commit = 1; commit >= 0; commit--) {
+        param_table_place(&m->table, &m->parameters, &m->gradients, &m->optimizer, 1);
+        if (!commit) break;
+        arena_commit(&m->parameters);
+        arena_commit(&m->gradients);
+        arena_commit(&m->optimizer);
+    }
+    snprintf(m->kept_names[0].name, sizeof(m->kept_names[0].name), "recipe.w.amax");
+    m->kept_names[0].tensor = tensor_view(m->kept, DT_F32, 1, 2);
+}
+
+static void model_close(Model *m) {
+    arena_free(&m->optimizer);
+    arena_free(&m->gradients);
+    arena_free(&m->parameters);
+    free(m->table.params);
+}
+
+static CheckpointState state_of(Model *m) {
+    CheckpointState state;
+    memset(&state, 0, sizeof(state));
+    state.step = 7;
+    state.kept = m->kept_names;
+    state.num_kept = 1;
+    return state;
+}
+
+/* The files, and a state.json that fits them. An empty recipe or algorithms file is none. */
+static void put_checkpoint(const CheckpointState *state, FuzzBytes bytes) {
+    FileRecord records[NUM_FILES];
+    int num_records = 0;
+    size_t sizes[NUM_FILES];
+    for (int i = 0; i < NUM_TENSOR_FILES; i++) sizes[i] = fuzz_take(&bytes, 2);
+    for (int i = 0; i < NUM_FILES; i++) {
+        char path[64];
+        int takes_rest = i == NUM_TENSOR_FILES || sizes[i] > bytes.size;
+        size_t size = takes_rest ? bytes.size : sizes[i];
+        snprintf(path, sizeof(path), "step_00000007/%s", names[i]);
+        fuzz_put_file(path, bytes.data, size);
+        if (i < 2 || size > 0) {
+            FileSum sum = {(int64_t)size, crc32_update(0, bytes.data, size)};
+            records[num_records++] = (FileRecord){names[i], sum};
+        }
+        bytes.data += size;
+        bytes.size -= size;
+    }
+    char *text = state_text(state, records, num_records);
+    fuzz_put_file("step_00000007/state.json", text, strlen(text));
+    free(text);
+}
+
+void fuzz_input(const uint8_t *data, size_t size) {
+    Model m;
+    model_open(&m);
+    CheckpointState state = state_of(&m);
+    put_checkpoint(&state, (FuzzBytes){data, size});
+    const char *path = fuzz_path("step_00000007");
+    checkpoint_verify(path);
+    free(checkpoint_gemm_algorithms(path));
+    checkpoint_check(path, &m.table, &state, 0);
+    checkpoint_check(path, &m.table, &state, 1);
+    fuzz_accepted();   // what is looked through without a word can be loaded
+    checkpoint_load(path, &m.table, m.device, &state, 1);
+    free(state.config);
+    model_close(&m);
+}
