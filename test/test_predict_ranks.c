@@ -200,6 +200,25 @@ CASE(one_gpu_communicates_nothing) {
     }
 }
 
+/* An eighth of the update from level 1 on, of the operands of weights at level 3; all else stays. */
+CASE(what_is_shared_out_is_done_once) {
+    double optimizer[NUM_ZERO_LEVELS], operands[NUM_ZERO_LEVELS], rest[NUM_ZERO_LEVELS];
+    for (int level = 0; level < NUM_ZERO_LEVELS; level++) {
+        char words[512];
+        snprintf(words, sizeof(words), LLAMA_7B NVFP4 "parallel.zero=%d", level);
+        Setup s;
+        setup_open(&s, words);
+        Prediction p = predict_step(&s.model, &s.config, DEVICE_MODEL_B200, 8);
+        optimizer[level] = p.term[TERM_OPTIMIZER].bytes;
+        operands[level] = p.term[TERM_QUANTISE_WEIGHTS].bytes;
+        rest[level] = p.step.bytes - optimizer[level] - operands[level];
+        EXPECT_NEAR(optimizer[level] / optimizer[0], level >= 1 ? 0.125 : 1, 1e-12, "%s", words);
+        EXPECT_NEAR(operands[level] / operands[0], level >= 3 ? 0.125 : 1, 1e-12, "%s", words);
+        EXPECT_NEAR(rest[level] / rest[0], 1, 1e-12, "%s", words);
+        setup_close(&s);
+    }
+}
+
 /* Both programs measured on two H200s at this size reach 1.98. */
 CASE(two_h200s_are_nearly_twice_as_fast) {
     static const char *const words[] = {GPT2, GPT2 NVFP4, GPT2 "parallel.zero=1",
