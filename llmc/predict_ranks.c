@@ -7,8 +7,6 @@
 
 /* Of a micro-step: two of three products. */
 static const double BACKWARD_SHARE = 2.0 / 3;
-/* Losses and votes, the gradient's norm, maxima and squares: each all-reduced by itself. */
-enum { SMALL_COLLECTIVES = 3 };
 
 const char *const traffic_names[NUM_TRAFFICS] = {
     [TRAFFIC_GRADIENTS] = "gradients",         [TRAFFIC_VALUES] = "values after the update",
@@ -55,9 +53,13 @@ static Portion portion_of(const ZeroPlan *z, int of_blocks) {
     return p;
 }
 
-static double small_bytes(const Model *m) {
-    int64_t norm = m->zero.level > 0, kept = tensor_count(m->maxima);
-    return (double)(2 + norm + kept + tensor_count(m->channel_squares)) * sizeof(float);
+/* Sums of losses and votes with the norms of all parts of buckets, then what recipes keep. */
+static Traffic small_traffic(const Model *m) {
+    const ZeroPlan *z = &m->zero;
+    int64_t kept[] = {tensor_count(m->maxima), tensor_count(m->channel_squares)};
+    int64_t values = NUM_STATE_SUMS + (int64_t)z->num_buckets * z->size + kept[0] + kept[1];
+    Traffic t = {(double)values * sizeof(float), 1 + (kept[0] > 0) + (kept[1] > 0), 2, 1};
+    return t;
 }
 
 StepTraffic predict_traffic(Model *m, const Config *c) {
@@ -67,8 +69,7 @@ StepTraffic predict_traffic(Model *m, const Config *c) {
     double all = blocks.elements + rest.elements;
     Traffic gradients = {all * dtype_info[c->parallel.grad_dtype].bits / 8, z->num_buckets,
                          z->level == 0 ? 2 : 1, z->level >= 2 ? micro_steps : 1};
-    Traffic small = {small_bytes(m), SMALL_COLLECTIVES, 2, 1};
-    StepTraffic t = {{[TRAFFIC_GRADIENTS] = gradients, [TRAFFIC_SMALL] = small}};
+    StepTraffic t = {{[TRAFFIC_GRADIENTS] = gradients, [TRAFFIC_SMALL] = small_traffic(m)}};
     if (z->level == 0) return t;
     int is_cut = z->level == 3;
     Traffic values = {(is_cut ? rest.elements : all) * value_bytes(m),
@@ -159,7 +160,7 @@ static void add_communication(Scaling *s, const Timing *t) {
     double after = pass_seconds(t, TRAFFIC_VALUES);
     // What has arrived is worked on before the next bucket is sent.
     int waits = t->m->zero.level >= 2 || t->c->parallel.grad_dtype == DT_BF16;
-    after += SMALL_COLLECTIVES * network_small(&t->network, t->ranks);
+    after += t->traffic.kind[TRAFFIC_SMALL].collectives * network_small(&t->network, t->ranks);
     s->communicating = backwards * backward + t->micro_steps * forward + after;
     s->exposed = backwards * predict_exposed_backward(t->m, buckets, t->backward, waits);
     s->exposed +=
