@@ -12,14 +12,14 @@
 #   --also CODE       start again after this exit code, too; may be given several times
 #   --requeue         under Slurm, after a signal: `scontrol requeue` this job
 #
-# Started again: 4 device, NCCL or MPI failed; 7 hang; 130 stopped by a signal that this script did not
-# get; 128+N killed by signal N (137: kill -9, or the machine out of memory); 1 and 255, with which
+# Started again: 4 device, NCCL or MPI failed; 7 hang; 130 stopped by a signal that this script did
+# not get; 128+N killed by signal N (137: kill -9, or the machine out of memory); 1 and 255, with which
 # mpirun and srun end when they lose a process or a node. Never, without --also: 2 config, 3 data or
 # disk, 5 out of memory, 6 diverged: the same command would end the same way.
 #
 # SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 ask the command to save and end, and this script ends
-# with it. The command gets SIGUSR1 for each of them: mpirun passes that on to all ranks and waits for
-# them, while it kills them a second or two after SIGTERM. A Slurm job that is told 2 minutes ahead:
+# with it. The command gets SIGUSR1 for each: mpirun passes that on to all ranks and waits for them,
+# while it kills them a second or two after SIGTERM. A Slurm job that is told 2 minutes ahead:
 #   #SBATCH --requeue --signal=B:USR1@120
 #   exec scripts/keep_running.sh --requeue mpirun ./train_gpt_nvfp4 run.json
 set -uo pipefail
@@ -114,6 +114,14 @@ newest_checkpoint() {
     [ -n "$progress" ] && find "$progress" -maxdepth 1 -name 'step_*' 2>/dev/null | sort | tail -1
 }
 
+progressed() {
+    if [ -n "$progress" ]; then
+        [ "$(newest_checkpoint)" != "$newest" ]
+    else
+        [ $((SECONDS - started)) -ge $HEALTHY_S ]
+    fi
+}
+
 failures=0
 delay=$wait_s
 newest=$(newest_checkpoint)
@@ -133,16 +141,14 @@ while :; do
         say "the command ended with $code ($(describe "$code")); it is not started again"
         exit "$code"
     fi
-    now=$(newest_checkpoint)
-    if [ "$now" != "$newest" ] || { [ -z "$progress" ] && [ $((SECONDS - started)) -ge $HEALTHY_S ]; }; then
-        failures=0 delay=$wait_s newest=$now
-    fi
+    if progressed; then failures=0 delay=$wait_s newest=$(newest_checkpoint); fi
     failures=$((failures + 1))
+    ended="the command ended with $code ($(describe "$code"))"
     if [ "$failures" -ge "$tries" ]; then
-        say "the command ended with $code ($(describe "$code")); $failures starts in a row without progress are enough"
+        say "$ended; $failures starts in a row without progress are enough"
         exit "$code"
     fi
-    say "the command ended with $code ($(describe "$code")); starts again in $delay s, $failures of $tries without progress"
+    say "$ended; starts again in $delay s, $failures of $tries without progress"
     sleep "$delay" &
     child=$!
     wait "$child"

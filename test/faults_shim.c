@@ -1,8 +1,8 @@
 /*
 faults_shim -- LD_PRELOAD library for test_faults.py: what a machine may do to a run's clock, and
 what a run does before it renames a checkpoint.
-  FAULTS_CLOCK   set: the calendar's clock jumps by up to a year, forwards and back, at every look at
-                 it; the monotonic clock is left alone
+  FAULTS_CLOCK   set: the calendar's clock jumps by up to a year, forwards and back, at every look
+                 at it; the monotonic clock is left alone
   FAULTS_TRACE   a file that gets a line "fsync PATH" or "rename PATH" for each such call
 */
 #include <dlfcn.h>

@@ -46,7 +46,8 @@ options = None
 def write_shard(path, count, seed):
     draw = random.Random(seed)
     header = struct.pack("<256i", 20240520, 1, count, *[0] * 253)
-    path.write_bytes(header + array.array("H", (draw.randrange(64) for _ in range(count))).tobytes())
+    tokens = array.array("H", (draw.randrange(64) for _ in range(count)))
+    path.write_bytes(header + tokens.tobytes())
 
 
 def write_data(folder):
@@ -78,7 +79,8 @@ class Run:
         self.files = [open(self.folder / name, "w+") for name in ("stdout", "stderr")]
         self.process = subprocess.Popen([*self.before, *launcher, *extra, *self.command],
                                         cwd=self.folder, stdout=self.files[0],
-                                        stderr=self.files[1], env=ENVIRONMENT, start_new_session=True)
+                                        stderr=self.files[1], env=ENVIRONMENT,
+                                        start_new_session=True)
         return self
 
     def wait(self, seconds=240):
@@ -109,7 +111,7 @@ class Run:
     def wait_for_step(self, step):
         deadline = time.monotonic() + 120
         while self.reported() < step:
-            assert self.process.poll() is None, f"ended before step {step}: {self.wait()} {self.err}"
+            assert self.process.poll() is None, f"ended before step {step}: {self.wait()}"
             assert time.monotonic() < deadline, f"no step {step}"
             time.sleep(0.005)
 
@@ -117,7 +119,7 @@ class Run:
         """Until a checkpoint is being written, or it has ended."""
         while self.process.poll() is None:
             with contextlib.suppress(FileNotFoundError):
-                if any(name.startswith(".") and "lock" not in name for name in os.listdir(self.ckpt)):
+                if any(name.startswith(".tmp") for name in os.listdir(self.ckpt)):
                     return
 
     def processes(self):
@@ -223,8 +225,9 @@ def kills_and_resumes(folder, index, draw, whole_s):
         time.sleep(0.05)
     done, newest, told = run.reported(), run.newest(), announced(run.out)
     where = "within a checkpoint's write" if moment["within_write"] else f"{moment['delay']:.2f} s"
-    print(f"  {moment['ranks']} ranks, {'one' if moment['one'] else 'all'}, at {where}: exit {code} "
-          f"after {took:.1f} s, {done} steps done, checkpoint {newest}", flush=True)
+    whom = "one" if moment["one"] else "all"
+    print(f"  {moment['ranks']} ranks, {whom} killed at {where}: exit {code} after {took:.1f} s, "
+          f"{done} steps done, checkpoint {newest}", flush=True)
     if hit and code != EXIT_DONE:
         assert code == KILLED, f"exit code {code}\n{run.err}"
         said = run.ranks == 1 or "signal 9" in run.err or "Killed" in run.err
@@ -502,7 +505,8 @@ def main():
             except Exception:
                 traceback.print_exc(file=sys.stdout)
                 failed, verdict = failed + 1, "FAIL"
-            print(f"{verdict} {case_name[5:]} ({1000 * (time.monotonic() - began):.0f} ms)", flush=True)
+            took_ms = 1000 * (time.monotonic() - began)
+            print(f"{verdict} {case_name[5:]} ({took_ms:.0f} ms)", flush=True)
     print(f"{passed} passed, {failed} failed")
     return 0 if passed and not failed else 1
 
