@@ -88,7 +88,12 @@ static void accumulate_gradients(Run *r, float lr) {
         optimizer_state(c, r->step, lr, guard_loss_max(&r->guard), guard_norm_max(&r->guard));
     d->upload(d, r->model.engine.state, &state, sizeof(state));
     model_zero_gradients(&r->model);
-    for (int micro = 0; micro < r->accumulation && !stop_requested(); micro++) {
+    for (int micro = 0; micro < r->accumulation; micro++) {
+        parallel_begin(&r->parallel, micro == r->accumulation - 1);
+        if (stop_requested()) {
+            parallel_pass_by(&r->parallel);
+            continue;
+        }
         int64_t first = rank_first + (int64_t)micro * B;
         int64_t token_base = first * T;
         d->upload(d, &r->model.engine.state->token_base, &token_base, sizeof(token_base));
@@ -96,7 +101,6 @@ static void accumulate_gradients(Run *r, float lr) {
         model_forward_backward(&r->model, r->inputs, r->targets, B, T,
                                (float)(1.0 / (double)r->step_tokens));
     }
-    model_finish_gradients(&r->model);
     float votes = stop_requested() ? 1.0f : 0.0f;
     d->upload(d, &r->model.engine.state->stop_votes, &votes, sizeof(votes));
 }
@@ -106,20 +110,7 @@ static double drop_nan_sign(double v) { return isnan(v) ? NAN : v; }
 
 static void train_step(Run *r) {
     accumulate_gradients(r, run_phases_lr(r, r->step));
-    if (r->comm->size > 1) {
-        StepState *state = r->model.engine.state;
-        r->comm->all_reduce(r->comm, (float *)r->model.params.grad.data,
-                            r->model.params.num_elements, COMM_SUM);
-        r->comm->all_reduce(r->comm, &state->loss, 2, COMM_SUM);   // loss and stop_votes
-        Tensor maxima = r->model.maxima;
-        if (!tensor_empty(maxima))
-            r->comm->all_reduce(r->comm, (float *)maxima.data, tensor_count(maxima), COMM_MAX);
-        Tensor squares = r->model.channel_squares;
-        if (!tensor_empty(squares))
-            r->comm->all_reduce(r->comm, (float *)squares.data, tensor_count(squares), COMM_SUM);
-        r->comm->wait(r->comm);
-    }
-    optimizer_step(&r->model, &r->config);
+    parallel_step(&r->parallel);
     run_phases_begin(r, r->step + 1);
     r->device->download(r->device, &r->state, r->model.engine.state, sizeof(r->state));
     r->state.loss = (float)drop_nan_sign(r->state.loss);
@@ -131,7 +122,7 @@ static void stop_if_diverged(Run *r) {
     r->nonfinite_in_a_row = r->state.nonfinite ? r->nonfinite_in_a_row + 1 : 0;
     int allowed = r->config.guard.nan == NAN_STOP ? 0 : MAX_NONFINITE_IN_A_ROW - 1;
     if (r->nonfinite_in_a_row <= allowed) return;
-    const char *culprit = gradients_first_nonfinite(&r->model);
+    const char *culprit = gradients_first_nonfinite(&r->model, r->host);
     die(EXIT_DIVERGED,
         "step %lld: loss %g, gradient norm %g; first tensor whose gradient is not finite: %s. The "
         "update was not applied. Lower optim.lr or raise sched.warmup_steps; guard.nan=skip goes "
@@ -164,9 +155,9 @@ static int due(int64_t step, int64_t every) { return every > 0 && step % every =
 static int validate(Run *r) {
     if (!r->val) return 1;
     ValidationRecord record = {r->step, r->tokens, 0, r->config.eval.also_bf16, 0};
-    record.loss = drop_nan_sign(eval_run(&r->evaluation, &r->model, r->comm));
+    record.loss = drop_nan_sign(eval_run(&r->evaluation, &r->model, r->host));
     if (record.also_bf16 && !r->evaluation.stopped)
-        record.loss_bf16 = drop_nan_sign(eval_run_plain(&r->evaluation, &r->model, r->comm));
+        record.loss_bf16 = drop_nan_sign(eval_run_plain(&r->evaluation, &r->model, r->host));
     if (r->evaluation.stopped) return 0;
     metrics_validation(r->metrics, &record);
     return 1;
@@ -202,7 +193,7 @@ static int one_step(Run *r) {
     r->device->sealed = 1;
     if (r->state.stop_votes > 0) return 0;
     stop_if_diverged(r);
-    if (first) gradients_check_arrival(&r->model, r->step);
+    if (first) gradients_check_arrival(&r->model, r->host, r->step);
     report_step(r, now_ms() - started);
     guard_push(&r->guard, r->state.loss, r->state.grad_norm, r->state.skip);
     r->position += r->step_tokens / r->config.batch.seq_len;
@@ -311,11 +302,11 @@ static int verb_eval(int num_args, char **args) {
             "data.val is not set: name the shards to evaluate on, data.val=DIR/val_*.bin");
     }
     run_load_trained(&run);
-    double loss = eval_run(&run.evaluation, &run.model, run.comm);
+    double loss = eval_run(&run.evaluation, &run.model, run.host);
     char in_bf16[48] = "";
     if (run.config.eval.also_bf16)
         snprintf(in_bf16, sizeof(in_bf16), "in BF16 %.6f | ",
-                 eval_run_plain(&run.evaluation, &run.model, run.comm));
+                 eval_run_plain(&run.evaluation, &run.model, run.host));
     log_line("step %lld | val loss %.6f | %s%lld tokens | %s", (long long)run.step, loss, in_bf16,
              (long long)(run.evaluation.sequences * run.config.batch.seq_len), run.precision_tag);
     run_close(&run);

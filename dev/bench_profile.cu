@@ -353,7 +353,7 @@ static void open_bench(Bench *b, int num_args, char **args) {
     // As the program does, which chooses the GEMMs' algorithms so.
     free(gemm_rates_measure(&b->model, (int64_t)c->batch.micro * c->batch.seq_len));
     model_place(&b->model, c, b->device, &b->ops, 1);
-    b->model.recorded.wanted = 0;   // a replay has no ops to time
+    b->model.recorded[0].wanted = 0;   // a replay has no ops to time
     model_init(&b->model, c->seed);
     model_begin_step(&b->model, 0);
     int count = c->batch.micro * c->batch.seq_len + 1;

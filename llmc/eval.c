@@ -38,41 +38,42 @@ void eval_describe(const Evaluation *e, const Config *c, char *buffer, int size)
     snprintf(buffer + at, size - at, "; eval.tokens asks for %lld", (long long)c->eval.tokens);
 }
 
-double eval_run(Evaluation *e, Model *m, Comm *comm) {
+/* Mean loss of one micro-batch. */
+static float batch_loss(const Evaluation *e, Model *m, int64_t first) {
     Device *d = m->engine.device;
     StepState state;
-    double sum = 0;
-    int stops = 0;
-    for (int64_t first = 0, batch = 0; first < e->sequences; first += e->micro, batch++) {
-        if ((stops = stop_requested())) break;
-        if (batch % comm->size != comm->rank) continue;
-        memset(&state, 0, sizeof(state));
-        state.token_base = first * e->seq_len;
-        state.step = (uint32_t)m->step;   // draws that the weights' operands share
-        d->upload(d, m->engine.state, &state, sizeof(state));
-        dataloader_fill(e->data, first, e->micro, e->inputs, e->targets);
-        model_evaluate(m, e->inputs, e->targets, e->micro, e->seq_len,
-                       1.0f / (float)((int64_t)e->micro * e->seq_len));
-        d->download(d, &state, m->engine.state, sizeof(state));
-        sum += state.loss;
-    }
-    if (comm->size > 1) {
-        // The ranks' sums and votes travel through the device's communicator.
-        float sums[2] = {(float)sum, (float)stops};
-        d->upload(d, &m->engine.state->loss, sums, sizeof(sums));
-        comm->all_reduce(comm, &m->engine.state->loss, 2, COMM_SUM);
-        comm->wait(comm);
-        d->download(d, sums, &m->engine.state->loss, sizeof(sums));
-        sum = sums[0];
-        stops = sums[1] > 0;
-    }
-    e->stopped = stops;
-    return sum / (double)(e->sequences / e->micro);
+    memset(&state, 0, sizeof(state));
+    state.token_base = first * e->seq_len;
+    state.step = (uint32_t)m->step;   // draws that the weights' operands share
+    d->upload(d, m->engine.state, &state, sizeof(state));
+    dataloader_fill(e->data, first, e->micro, e->inputs, e->targets);
+    model_evaluate(m, e->inputs, e->targets, e->micro, e->seq_len,
+                   1.0f / (float)((int64_t)e->micro * e->seq_len));
+    d->download(d, &state, m->engine.state, sizeof(state));
+    return state.loss;
 }
 
-double eval_run_plain(Evaluation *e, Model *m, Comm *comm) {
+double eval_run(Evaluation *e, Model *m, Comm *host) {
+    int64_t count = e->sequences / e->micro;
+    // Losses, and behind them the ranks that were asked to stop.
+    float *losses = (float *)xmalloc((size_t)(count + 1) * sizeof(float));
+    for (int64_t i = 0; i < count && losses[count] == 0; i++) {
+        losses[count] = (float)stop_requested();
+        if (losses[count] == 0 && i % host->size == host->rank)
+            losses[i] = batch_loss(e, m, i * e->micro);
+    }
+    // Each has one rank's loss and the others' zeros, so that the sum below is that of one rank.
+    host->all_reduce(host, losses, count + 1, COMM_SUM);
+    double sum = 0;
+    for (int64_t i = 0; i < count; i++) sum += losses[i];
+    e->stopped = losses[count] > 0;
+    free(losses);
+    return sum / (double)count;
+}
+
+double eval_run_plain(Evaluation *e, Model *m, Comm *host) {
     PlainPeriod period = plain_begin(m, 1u << GEMM_FPROP);
-    double loss = eval_run(e, m, comm);
+    double loss = eval_run(e, m, host);
     plain_end(m, &period);
     return loss;
 }

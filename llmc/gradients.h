@@ -6,19 +6,21 @@ waits for the device, once a tensor. Changes no gradient.
 #ifndef LLMC_GRADIENTS_H
 #define LLMC_GRADIENTS_H
 
+#include "comm.h"
 #include "model.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* Both after optimizer_step, and they use state->grad_norm for their own sums. */
+/* Both after parallel_step, on every rank, with the ranks of the host: each looks at its own parts.
+   They use state->grad_norm for their own sums. */
 
 /* A tensor that no gradient reaches trains nothing and says nothing: warns of each, and logs how
    many of all they reach in `step`, an index from 0. */
-void gradients_check_arrival(Model *m, int64_t step);
+void gradients_check_arrival(Model *m, Comm *host, int64_t step);
 /* Name of the first tensor whose gradient is not finite; NULL where all are. */
-const char *gradients_first_nonfinite(Model *m);
+const char *gradients_first_nonfinite(Model *m, Comm *host);
 
 #ifdef __cplusplus
 }

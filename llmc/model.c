@@ -9,7 +9,6 @@
 #include "model_parts.h"
 
 enum { VOCAB_ALIGN = 128 };
-enum { MIN_TILE_ROWS = 16, RANGE_ALIGN = 128, MIB_OF_F32 = 1 << 18 };   // of model_split
 
 static const char *const arena_names[NUM_ARENAS] = {
     "parameters",          "gradients",          "optimizer",
@@ -185,57 +184,6 @@ static int usual_head_chunks(const Model *m) {
     return (int)ceil_div(bytes, (int64_t)4 << 30);
 }
 
-/* --- shares of ranks --- */
-
-static int64_t param_end(const Model *m, int index) {
-    const Param *p = &m->params.params[index];
-    return p->offset + p->padded_rows * p->cols;
-}
-
-/* Rows that no tile of a quantised weight crosses: blocks of dgrad run along them. */
-static int64_t weight_tile_rows(Model *m) {
-    int64_t rows = MIN_TILE_ROWS;
-    for (int i = 0; i < m->num_phases * model_num_linears(m); i++) {
-        const Operand *fprop = &m->plans[i].cell[GEMM_FPROP][SIDE_B];
-        const Operand *dgrad = &m->plans[i].cell[GEMM_DGRAD][SIDE_B];
-        if (fprop->tile == TILE_SQUARE) rows = max_i64(rows, fprop->block);
-        rows = max_i64(rows, dgrad->block);
-    }
-    return rows;
-}
-
-/* In the order in which backward completes them. */
-static int gradient_ranges(const Model *m, ZeroRange *ranges) {
-    const ParamTable *t = &m->params;
-    int count = 0, n = m->num_branches;
-    const ZeroRange plain = {t->num_decayed, t->num_elements, n, 0, 0};
-    if (m->head != m->embed) {
-        ZeroRange head = {t->params[m->head].offset, t->num_decayed, n, n, 0};
-        ranges[count++] = head;
-    }
-    for (int i = n - 1; i >= 0; i--) {
-        int64_t begin = t->params[m->blocks[i].in.weight].offset;
-        ZeroRange branch = {begin, round_up(param_end(m, m->blocks[i].out.weight), RANGE_ALIGN), i,
-                            i, 1};
-        ranges[count++] = branch;
-    }
-    ranges[count++] = plain;
-    ZeroRange embedding = {0, t->params[m->blocks[0].in.weight].offset,
-                           m->head == m->embed ? n : -1, -1, 0};
-    ranges[count++] = embedding;
-    return count;
-}
-
-void model_split(Model *m, const Config *c, int rank, int size) {
-    ZeroRange *ranges = (ZeroRange *)xmalloc((size_t)(m->num_branches + 3) * sizeof(ZeroRange));
-    ZeroOptions options = {rank, size, c->parallel.zero,
-                           (int64_t)c->parallel.bucket_mib * MIB_OF_F32, weight_tile_rows(m)};
-    int count = gradient_ranges(m, ranges);
-    zero_free(&m->zero);
-    m->zero = zero_plan(&m->params, ranges, count, &options);
-    free(ranges);
-}
-
 void model_declare(Model *m, const Config *c) {
     memset(m, 0, sizeof(*m));
     m->config = c->model;
@@ -393,6 +341,7 @@ static void layout(Model *m, const Config *c, const Ops *ops, int training) {
         m->rope_table = arena_tensor(&a[ARENA_TABLES], DT_F32, m->max_T, m->config.head_dim);
         for (int i = 0; i < m->num_branches; i++) m->blocks[i].rope_table = m->rope_table;
     }
+    if (training) model_place_ranks(m, c);
     model_place_kept(m, c, training);
     place_scratch(m, &a[ARENA_SCRATCH], training);
     place_saved(m, &a[ARENA_SAVED]);
@@ -413,7 +362,8 @@ void model_measure(Model *m, const Config *c, Device *d, const Ops *ops, int tra
     m->engine.params = &m->params;
     m->engine.seed = c->seed;
     m->engine.training = m->engine.records = training;
-    m->recorded.wanted = c->memory.cuda_graphs && d->record_begin;
+    for (int i = 0; i < ARRAY_LEN(m->recorded); i++)
+        m->recorded[i].wanted = c->memory.cuda_graphs && d->record_begin;
     for (int phase = m->num_phases - 1; phase >= 0; phase--) {
         take_plans(m, phase);
         for (int i = 0; i < NUM_ARENAS; i++) m->arenas[i] = arena_measure(arena_names[i], d);
@@ -444,16 +394,20 @@ void model_place(Model *m, const Config *c, Device *d, const Ops *ops, int train
 
 void model_init(Model *m, uint64_t seed) { param_table_init(&m->params, m->engine.device, seed); }
 
-static void forget_recording(Model *m) {
+static void forget_recording(Model *m, MicroStepRecording *r) {
     Device *d = m->engine.device;
-    if (m->recorded.recording) d->forget(d, m->recorded.recording);
-    m->recorded.recording = NULL;
+    if (r->recording) d->forget(d, r->recording);
+    r->recording = NULL;
+}
+
+static void forget_recordings(Model *m) {
+    for (int i = 0; i < ARRAY_LEN(m->recorded); i++) forget_recording(m, &m->recorded[i]);
 }
 
 void model_set_phase(Model *m, int phase) {
     CHECK(phase >= 0 && phase < m->num_phases, "phase %d of %d", phase, m->num_phases);
     if (phase == m->phase) return;
-    forget_recording(m);
+    forget_recordings(m);
     take_plans(m, phase);
     if (!m->layout_config) return;
     for (int i = 0; i < NUM_ARENAS; i++) m->arenas[i].used = 0;
@@ -461,7 +415,7 @@ void model_set_phase(Model *m, int phase) {
 }
 
 void model_free(Model *m) {
-    forget_recording(m);
+    forget_recordings(m);
     for (int i = 0; i < NUM_ARENAS; i++) {
         if (m->arenas[i].device) arena_free(&m->arenas[i]);
     }
@@ -546,6 +500,7 @@ static void forward(Model *m, int B, int T) {
     NormSite norm = norm_site(m, 0, N);
     op->forward(e->device, norm.out, norm.stats, x, norm.w, norm.b, m->config.norm_eps);
     for (int i = 0; i < m->num_branches; i++) {
+        if (m->observer) m->observer->forward(m->observer->self, i);
         Tensor branch = block_forward(e, &m->blocks[i], &m->scratch, N, T);
         Residual add = {tensor_rows(m->residual[i + 1], 0, N), x, branch};
         norm = norm_site(m, i + 1, N);
@@ -587,11 +542,20 @@ static void head(Model *m, int64_t N, float loss_scale, Tensor dfinal) {
     e->ops->sum(e->device, &e->state->loss, tensor_rows(m->losses, 0, N), loss_scale);
 }
 
+static void show_backward(const Model *m, int stage) {
+    if (m->observer) m->observer->backward(m->observer->self, stage);
+}
+
+static void show_done(const Model *m, int stage) {
+    if (m->observer) m->observer->done(m->observer->self, stage);
+}
+
 /* All of a micro-step that the device does by itself, once tokens and targets are there. */
 static void micro_step(Model *m, int B, int T, float loss_scale) {
     Engine *e = &m->engine;
     int64_t N = (int64_t)B * T;
     forward(m, B, T);
+    show_backward(m, m->num_branches);
     Tensor dfinal = tensor_rows(m->scratch.dnorm_out, 0, N);
     head(m, N, loss_scale, dfinal);
 
@@ -601,16 +565,20 @@ static void micro_step(Model *m, int B, int T, float loss_scale) {
     e->ops->norm[m->config.norm].backward(
         e->device, dx, grad_of(m, m->final_norm_weight), grad_of(m, m->final_norm_bias), dfinal,
         tensor_rows(m->residual[m->num_branches], 0, N), norm.w, norm.stats);
+    show_done(m, m->num_branches);
     for (int i = m->num_branches - 1; i >= 0; i--) {
+        show_backward(m, i);
         block_backward(e, &m->blocks[i], &m->scratch, dx, tensor_rows(m->residual[i], 0, N), T);
+        show_done(m, i);
     }
+    show_backward(m, -1);
     e->ops->embedding_backward(e->device, grad_of(m, m->embed), grad_of(m, m->positions), dx,
                                tensor_view(m->tokens.data, DT_I32, B, T));
+    show_done(m, -1);
 }
 
 /* The micro-step by replay, recorded before where it is the second of its kind. */
-static void replay_micro_step(Model *m) {
-    MicroStepRecording *r = &m->recorded;
+static void replay_micro_step(Model *m, MicroStepRecording *r) {
     Engine *e = &m->engine;
     if (!r->recording) {
         int64_t before = e->quantized_gemms;
@@ -642,13 +610,13 @@ void model_pass(Model *m, const int32_t *tokens, const int32_t *targets, int B, 
 
 void model_forward_backward(Model *m, const int32_t *tokens, const int32_t *targets, int B, int T,
                             float loss_scale) {
-    MicroStepRecording *r = &m->recorded;
+    MicroStepRecording *r = &m->recorded[m->observer != NULL];
     upload_batch(m, tokens, targets, B, T);
     if (r->wanted && r->B == B && r->T == T && r->loss_scale == loss_scale) {
-        replay_micro_step(m);
+        replay_micro_step(m, r);
         return;
     }
-    forget_recording(m);
+    forget_recording(m, r);
     r->B = B;
     r->T = T;
     r->loss_scale = loss_scale;

@@ -27,8 +27,20 @@ typedef enum {
     NUM_ARENAS
 } ArenaId;
 
+/* Who is told how a pass goes on, while it is queued; changes nothing of it. Stages count as
+   ZeroRange's do: num_branches the head with the final norm, then branches, -1 the embedding. */
+typedef struct {
+    void *self;
+    void (*forward)(void *self, int branch);   // comes next
+    void (*backward)(void *self, int stage);   // comes next
+    void (*done)(void *self, int stage);       // its gradients are complete
+} PassObserver;
+
+enum { NUM_STATE_SUMS = 2 };   // loss and stop_votes of a StepState: what ranks add up of it
+
 /* Forward and backward of one micro-batch as the device replays them: the same work with less for
-   the host to do. The first micro-step of a kind runs as it is, for libraries to make their plans,
+   the host to do, collectives included; one recording with an observer, who is not told of replays,
+   and one without. The first micro-step of a kind runs as it is, for libraries to make their plans,
    the second is recorded. */
 typedef struct {
     int wanted;                  // memory.cuda_graphs, on a device that records
@@ -42,6 +54,10 @@ typedef struct {
     ModelConfig config;
     ParamTable params;
     ZeroPlan zero;               // of one rank, but for model_split
+    // of several ranks: loss, stop_votes, and the norm of each bucket's part of each rank,
+    // (1, 2 + buckets x ranks) f32; buckets in bf16 on their way, (2, largest), or empty
+    Tensor rank_sums, rank_staging;
+    const PassObserver *observer;   // of passes that train; NULL: none
     Engine engine;
     Block *blocks;               // residual branches, in order
     int num_branches;
@@ -73,7 +89,7 @@ typedef struct {
     Tensor losses;               // (max_tokens, 1) f32
     Tensor rope_table;           // (max_T, HS) f32
     BlockScratch scratch;
-    MicroStepRecording recorded;
+    MicroStepRecording recorded[2];   // without and with an observer
     const Config *layout_config; // as model_place was told
 } Model;
 

@@ -17,6 +17,9 @@ LinearPlan *model_plan(Model *m, int phase, int id);
 void model_declare_extras(Model *m, const Config *c);
 /* Dies where they cannot have it: of the linear as its plan is now. `when` says from when on. */
 void model_refuse_extras(const Config *c, const Linear *l, const char *when);
+/* What ranks send each other beside gradients, and these where they travel in bf16; by the arena
+   protocol. */
+void model_place_ranks(Model *m, const Config *c);
 /* What is kept from step to step; called twice by the arena protocol, the same in all phases. */
 void model_place_kept(Model *m, const Config *c, int training);
 

@@ -10,6 +10,7 @@ calls through it and never asks which device it is on. What each op computes is 
 #include "ops/amax.h"
 #include "ops/attention.h"
 #include "ops/channels.h"
+#include "ops/convert.h"
 #include "ops/cross_entropy.h"
 #include "ops/decode.h"
 #include "ops/embedding.h"
@@ -99,6 +100,8 @@ typedef struct Ops {
                               int64_t *count, const StepState *state);
     void (*step_decide)(Device *, StepState *state);
     void (*adamw)(Device *, AdamWTensors, AdamWConfig, const StepState *state);
+    void (*convert)(Device *, Tensor out, Tensor x);
+    void (*add)(Device *, Tensor out, Tensor x);
 } Ops;
 
 extern const Ops ops_cpu;    // ops_cpu.c

@@ -78,4 +78,6 @@ const Ops ops_cpu = {
     .oscillation_reset = oscillation_reset_cpu,
     .step_decide = step_decide_cpu,
     .adamw = adamw_cpu,
+    .convert = convert_cpu,
+    .add = add_cpu,
 };

@@ -81,4 +81,6 @@ const Ops ops_cuda = {
     oscillation_reset_cuda,
     step_decide_cuda,
     adamw_cuda,
+    convert_cuda,
+    add_cuda,
 };

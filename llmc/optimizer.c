@@ -11,29 +11,39 @@ static Tensor range(Tensor flat, int64_t begin, int64_t count) {
     return tensor_view((char *)flat.data + dtype_bytes(flat.dtype, begin), flat.dtype, 1, count);
 }
 
-static void update(Model *m, int64_t begin, int64_t end, AdamWConfig config) {
+void optimizer_update(Model *m, const Config *c, AdamWTensors tensors, int decays) {
+    AdamWConfig config = {c->optim.betas[0], c->optim.betas[1], c->optim.eps,
+                          decays ? c->optim.weight_decay : 0};
+    if (tensors.grad.cols > 0)
+        m->engine.ops->adamw(m->engine.device, tensors, config, m->engine.state);
+}
+
+static void update(Model *m, const Config *c, int64_t begin, int64_t end, int decays) {
     const ParamTable *t = &m->params;
-    if (begin == end) return;
     AdamWTensors tensors = {
         range(t->value, begin, end - begin), range(t->master, begin, end - begin),
         range(t->m, begin, end - begin),     range(t->v, begin, end - begin),
         range(t->grad, begin, end - begin),
     };
-    m->engine.ops->adamw(m->engine.device, tensors, config, m->engine.state);
+    optimizer_update(m, c, tensors, decays);
+}
+
+void optimizer_update_all(Model *m, const Config *c) {
+    update(m, c, 0, m->params.num_decayed, 1);
+    update(m, c, m->params.num_decayed, m->params.num_elements, 0);
+}
+
+void optimizer_decide(Model *m, const Config *c) {
+    m->engine.ops->step_decide(m->engine.device, m->engine.state);
+    out_control_step(m, c);
+    oscillation_step(m, c);
 }
 
 void optimizer_step(Model *m, const Config *c) {
     Engine *e = &m->engine;
-    AdamWConfig decayed = {c->optim.betas[0], c->optim.betas[1], c->optim.eps,
-                           c->optim.weight_decay};
-    AdamWConfig plain = decayed;
-    plain.weight_decay = 0;
     e->ops->global_norm(e->device, &e->state->grad_norm, m->params.grad);
-    e->ops->step_decide(e->device, e->state);
-    out_control_step(m, c);
-    oscillation_step(m, c);
-    update(m, 0, m->params.num_decayed, decayed);
-    update(m, m->params.num_decayed, m->params.num_elements, plain);
+    optimizer_decide(m, c);
+    optimizer_update_all(m, c);
 }
 
 StepState optimizer_state(const Config *c, int64_t step, float lr, float loss_limit,

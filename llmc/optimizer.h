@@ -16,6 +16,12 @@ extern "C" {
 /* Gradients hold the sum over all micro-steps and ranks, state->loss the mean loss. Fills the
    second group of the StepState and, unless it says skip, updates master, m, v and value. */
 void optimizer_step(Model *m, const Config *c);
+/* Its stages, for ranks (parallel.h): with the gradient's norm in the StepState the decision and
+   what depends on it, then updates, of everything or of tensors (1,n) that weight decay applies to
+   or not. */
+void optimizer_decide(Model *m, const Config *c);
+void optimizer_update_all(Model *m, const Config *c);
+void optimizer_update(Model *m, const Config *c, AdamWTensors tensors, int decays);
 /* What the host writes into the StepState before the first micro-step of optimizer step `step`. */
 StepState optimizer_state(const Config *c, int64_t step, float lr, float loss_limit,
                           float grad_norm_limit);

@@ -80,6 +80,7 @@ void run_plan(Run *r) {
             "the shards, or set sample.every=0",
             (long long)c->sample.every);
     }
+    parallel_refuse(c, r->comm->size);
     r->steps = config_steps(c, r->comm->size, dataloader_num_sequences(r->train));
     Schedule schedule = {c->sched.type,       c->optim.lr,         c->sched.warmup_steps,
                          c->sched.decay_frac, c->sched.final_frac, r->steps};
@@ -90,9 +91,7 @@ void run_plan(Run *r) {
 
 void run_take_buffers(Run *r) {
     const Config *c = &r->config;
-    if (r->model.zero.level > 0)
-        die(EXIT_CONFIG, "config: parallel.zero is %d; only --dry-run and plan know of it here",
-            c->parallel.zero);
+    parallel_open(&r->parallel, r->comm, &r->model, c);
     size_t batch_bytes = (size_t)c->batch.micro * (size_t)c->batch.seq_len * sizeof(int32_t);
     r->inputs = (int32_t *)xmalloc(batch_bytes);
     r->targets = (int32_t *)xmalloc(batch_bytes);
@@ -105,6 +104,7 @@ void run_close(Run *r) {
     if (r->train) dataloader_close(r->train);
     if (r->tokenizer) tokenizer_close(r->tokenizer);
     telemetry_close(r->telemetry);
+    parallel_close(&r->parallel);
     model_free(&r->model);
     free(r->inputs);
     free(r->targets);

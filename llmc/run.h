@@ -24,6 +24,7 @@ Each verb takes those that it needs, in this order.
 #include "guard.h"
 #include "metrics.h"
 #include "model.h"
+#include "parallel.h"
 #include "schedule.h"
 #include "selftest.h"
 #include "telemetry.h"
@@ -40,6 +41,7 @@ typedef struct {
     Device *device;
     const Ops *ops;
     Model model;
+    Parallel parallel;         // of training
     DataLoader *train, *val;   // NULL without data.train, data.val, or where a verb reads none
     Tokenizer *tokenizer;      // likewise, without data.tokenizer
     Evaluation evaluation;     // of val
@@ -74,7 +76,7 @@ void run_configure(Run *r, int num_args, char **args);
 void run_open(Run *r, int reads);
 /* What only training needs of the config: data, a length, a tokenizer for samples on the way. */
 void run_plan(Run *r);
-/* Host memory of training: micro-batches and staging. */
+/* Host memory of training: micro-batches and staging; what ranks need to train together. */
 void run_take_buffers(Run *r);
 SelftestOptions run_selftest_options(Run *r, int verbose);
 /* What the run needs of the device's memory, into the model's arenas. */

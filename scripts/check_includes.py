@@ -32,7 +32,8 @@ LAYERS = [
         "dataloader*", "tokenizer*", "optimizer*", "safetensors*", "checkpoint*",
         "metrics*", "eval*", "sampler*", "plan*", "train*", "guard*", "selftest*", "backend*",
         "gemm_rates*", "gemm_cache*", "resume*", "predict*", "network.*", "run.*", "run_*",
-        "gradients*", "verbs*", "plain*", "telemetry*", "gradient_noise*", "oscillation*", "out_control*")]),
+        "gradients*", "verbs*", "plain*", "parallel*", "telemetry*", "gradient_noise*",
+        "oscillation*", "out_control*")]),
 ]
 
 C_SUFFIXES = {".c", ".h", ".cu", ".cuh", ".cpp"}

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs test programs one after the other and sums them up: run_tests.sh PROGRAM...
 # Each closes with "N passed, N failed" and has 10 minutes. Programs named test_parallel* run alone
-# and, where there is mpirun, with 1, 2 and 4 ranks; .py files run in .venv. The last line is
+# and, where there is mpirun, with 1, 2, 3 and 4 ranks; .py files run in .venv. The last line is
 # "N passed, N failed" over all.
 set -uo pipefail
 # shellcheck source=scripts/lib.sh
@@ -23,7 +23,7 @@ for program in "$@"; do
         suite "$name" timeout 600 "$program"
     fi
     if [[ $name == test_parallel* ]] && command -v mpirun >/dev/null; then
-        for ranks in 1 2 4; do run_ranks "$ranks" "$program"; done
+        for ranks in 1 2 3 4; do run_ranks "$ranks" "$program"; done
     fi
 done
 finish

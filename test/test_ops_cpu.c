@@ -385,6 +385,28 @@ CASE(distance) {
     case_free();
 }
 
+CASE(convert_and_add) {
+    // 257: between bf16 256 and 258, a tie to even; 1027: past one span.
+    float few[] = {257.0f, 1.0f, -3.0e-3f}, back[3];
+    bf16_t rounded[3];
+    Tensor f32 = tensor_view(few, DT_F32, 1, 3), bf16 = tensor_view(rounded, DT_BF16, 1, 3);
+    ops_cpu.convert(NULL, bf16, f32);
+    ops_cpu.convert(NULL, tensor_view(back, DT_F32, 1, 3), bf16);
+    EXPECT_NEAR(back[0], 256.0, 0.0);
+    EXPECT_NEAR(back[2], bf16_to_f32(bf16_from_f32(-3.0e-3f)), 0.0);
+    ops_cpu.add(NULL, f32, bf16);
+    EXPECT_NEAR(few[0], 513.0, 0.0);
+    Tensor x = random_tensor(DT_F32, 1, 1027), y = random_tensor(DT_BF16, 1, 1027);
+    Tensor sum = new_tensor(DT_F32, 1, 1027);
+    ops_cpu.convert(NULL, sum, x);
+    ops_cpu.add(NULL, sum, y);
+    for (int64_t i = 0; i < x.cols; i++)
+        EXPECT_NEAR(get(sum, i), (float)(get(x, i) + get(y, i)), 0.0, "element %lld", (long long)i);
+    EXPECT_ABORTS("convert x", ops_cpu.convert(NULL, sum, f32));
+    EXPECT_ABORTS("add out", ops_cpu.add(NULL, bf16, f32));
+    case_free();
+}
+
 // --- optimizer ---
 
 CASE(step_decide_clips_and_skips) {

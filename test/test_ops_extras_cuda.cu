@@ -92,6 +92,30 @@ CASE(oscillation) {
     }
 }
 
+/* t: sum, to_bf16, to_f32, f32, bf16. */
+static void convert_and_add(const Ops *ops, Device *d, const Tensor *t, const void *how) {
+    (void)how;
+    ops->add(d, t[0], t[3]);
+    ops->add(d, t[0], t[4]);
+    ops->convert(d, t[1], t[3]);
+    ops->convert(d, t[2], t[4]);
+}
+
+CASE(convert_and_add) {
+    FOR_SHAPES_AND_SEEDS(flat_shapes) {
+        Shape shape = flat_shapes[s];
+        Tensor f32 = shaped(DT_F32, 1, shape.cols), bf16 = shaped(DT_BF16, 1, shape.cols);
+        OpTest t = op_test(limits_of(1, shape.cols, 16), seed);
+        add_random(&t, "sum", ARG_INOUT, f32, 1, same_bits);
+        add_out(&t, "to_bf16", DT_BF16, 1, shape.cols, same_bits);
+        add_out(&t, "to_f32", DT_F32, 1, shape.cols, same_bits);
+        add_random(&t, "f32", ARG_IN, f32, 1, same_bits);
+        add_random(&t, "bf16", ARG_IN, bf16, 1, same_bits);
+        compare_op(&t, convert_and_add, NULL, describe(shape, seed));
+        op_test_end(&t);
+    }
+}
+
 /* t: out, codes, scales, amax. */
 static void decode(const Ops *ops, Device *d, const Tensor *t, const void *how) {
     QOperand q = *(const QOperand *)how;

@@ -61,7 +61,7 @@ static Outcome outcome_of(Model *m) {
     got.saved = m->arenas[ARENA_SAVED].used;
     got.gemms = m->engine.quantized_gemms;
     got.planned = MICRO_STEPS * plan_quantized_gemms(m);
-    got.recorded = m->recorded.recording != NULL;
+    got.recorded = m->recorded[0].recording != NULL;
     return got;
 }
 
