@@ -28,8 +28,8 @@ Evaluation eval_open(const Config *c, const DataLoader *data);
 void eval_close(Evaluation *e);
 /* "192 of the 256 tokens of data.val", and eval.tokens where it asks for more. */
 void eval_describe(const Evaluation *e, const Config *c, char *buffer, int size);
-/* Mean loss in nats a token. Every rank of the host calls it and gets the same number, whose bits do
-   not depend on how many there are, and which means nothing where `stopped` is set. */
+/* Mean loss in nats a token. Every rank of the host calls it and gets the same number, whose bits
+   do not depend on how many there are, and which means nothing where `stopped` is set. */
 double eval_run(Evaluation *e, Model *m, Comm *host);
 /* The same of the same weights with all linears in the model's dtype. */
 double eval_run_plain(Evaluation *e, Model *m, Comm *host);

@@ -372,10 +372,10 @@ static double farthest_loss(const Result *a, const Result *b, int from, int step
     return most;
 }
 
-/* Of 12 micro-steps in all. Level 2 adds up sums over ranks, the others sum up what each rank added:
-   both add the same 12 terms with at most 11 roundings of 2^-24 each on the way to an element, so
-   that they differ by 2 x 11 x 2^-24 of the terms' sizes, 1.3e-6; the terms' norms together are less
-   than four times the sum's, whose norm then differs by less than 5.3e-6. */
+/* Of 12 micro-steps in all. Level 2 adds up sums over ranks, the others sum up what each rank
+   added: both add the same 12 terms with at most 11 roundings of 2^-24 each on the way to an
+   element, so that they differ by 2 x 11 x 2^-24 of the terms' sizes, 1.3e-6; the terms' norms
+   together are less than four times the sum's, whose norm then differs by less than 5.3e-6. */
 CASE(more_micro_steps) {
     Setup setup = {F32, 0, 12 / comm->size, SMALL_BUCKETS, 0, 0};
     Result zero = train(&setup);
@@ -393,11 +393,11 @@ CASE(more_micro_steps) {
 /* The same 12 micro-steps on one rank. Step 0 begins with the same weights: its loss is a sum of 12
    terms, its gradient differs as above, with 4 x 1.3e-6 of its norm. Adam divides a gradient by its
    size, so that an element which rounding makes up may move by 2 lr: the loss by the sum over all
-   1.6e5 elements of their error times that, 1.6e5 x 1.3e-6 x 1e-2 (what the terms of an element come
-   to) x 2e-3 = 4e-6 of a loss of 5, 1e-6 a step. A weight in BF16 may in addition round the other
-   way, by 2^-8 of its size 0.02: a thousandth of them do where the masters differ by that share of
-   their distance, which moves the loss by their gradients (1e-2) x 8e-5 x 160, 1.3e-4 if all had one
-   sign and 1e-5 as they fall. Codes of NVFP4 are a few times as coarse. */
+   1.6e5 elements of their error times that, 1.6e5 x 1.3e-6 x 1e-2 (what the terms of an element
+   come to) x 2e-3 = 4e-6 of a loss of 5, 1e-6 a step. A weight in BF16 may in addition round the
+   other way, by 2^-8 of its size 0.02: a thousandth of them do where the masters differ by that
+   share of their distance, which moves the loss by their gradients (1e-2) x 8e-5 x 160, 1.3e-4 if
+   all had one sign and 1e-5 as they fall. Codes of NVFP4 are a few times as coarse. */
 CASE(ranks_train_as_one) {
     static const struct {
         const char *words;
@@ -419,9 +419,9 @@ CASE(ranks_train_as_one) {
     }
 }
 
-/* A tensor's scale is that of a micro-batch. Against one rank with all sequences in one micro-batch,
-   codes differ throughout, but not on the average: of a loss whose NVFP4 noise is 1 %, at most that,
-   and of a gradient with 20 % of noise at most 1.4 times that. */
+/* A tensor's scale is that of a micro-batch. Against one rank with all sequences in one micro-
+   batch, codes differ throughout, but not on the average: of a loss whose NVFP4 noise is 1 %, at
+   most that, and of a gradient with 20 % of noise at most 1.4 times that. */
 CASE(nvfp4_of_other_micro_batches) {
     Setup setup = {"precision.recipe=nvfp4", 0, 1, SMALL_BUCKETS, 0, 0};
     Result ranks = train(&setup);
@@ -453,8 +453,8 @@ CASE(gradients_in_bf16) {
     result_free(&zero);
 }
 
-/* Sums of an element do not know its bucket; the norm, which adds up by parts of buckets, differs in
-   its last bits, so nothing is clipped here. */
+/* Sums of an element do not know its bucket; the norm, which adds up by parts of buckets, differs
+   in its last bits, so nothing is clipped here. */
 CASE(sizes_of_buckets_do_not_matter) {
     Setup setup = {F32 " optim.grad_clip=0", 0, 1, SMALL_BUCKETS, 0, 0};
     for (; setup.level <= MAX_LEVEL; setup.level++) {
