@@ -250,13 +250,30 @@ void linear_add_slot(AmaxSlots *slots, const Linear *l, GemmKind g, Side s) {
     slot->history = o->amax == AMAX_DELAYED ? (float *)m->history.data + at * AMAX_HISTORY : NULL;
 }
 
-void linear_advance(Engine *e, const Linear *l) {
+/* Of all operands that have a maximum of their own. */
+static AmaxSlots own_slots(const Linear *l) {
     AmaxSlots slots = {.count = 0};
     for (int i = 0; i < NUM_GEMMS * NUM_SIDES; i++) {
         GemmKind g = (GemmKind)(i / NUM_SIDES);
         Side s = (Side)(i % NUM_SIDES);
         if (s == SIDE_A || !linear_takes_over(l, g)) linear_add_slot(&slots, l, g, s);
     }
+    return slots;
+}
+
+int linear_unset_maxima(const Engine *e, const Linear *l) {
+    AmaxSlots slots = own_slots(l);
+    int unset = 0;
+    for (int i = 0; i < slots.count; i++) {
+        float kept;
+        e->device->download(e->device, &kept, slots.slot[i].kept, sizeof(kept));
+        unset += kept == 0;
+    }
+    return unset;
+}
+
+void linear_advance(Engine *e, const Linear *l) {
+    AmaxSlots slots = own_slots(l);
     if (slots.count > 0) e->ops->amax_advance(e->device, slots, e->state);
 }
 

@@ -187,6 +187,8 @@ int linear_keeps_maxima(const Linear *l);
 int linear_keeps_history(const Linear *l);
 /* Memory for them, which is to be zeroed at a run's start; `current` (1, 6) is the caller's. */
 void linear_place_maxima(Linear *l, Arena *a, Tensor current);
+/* Operands with a delayed or held maximum that no step has left one for yet. */
+int linear_unset_maxima(const Engine *e, const Linear *l);
 /* Ends a step for them; see amax_advance. */
 void linear_advance(Engine *e, const Linear *l);
 

@@ -120,6 +120,8 @@ void model_free(Model *m);
 void model_begin_step(Model *m, int64_t step);
 /* The same in a phase of precision.schedule; what the step before recorded is its own phase's. */
 void model_begin_phase(Model *m, int64_t step, int phase);
+/* linear_unset_maxima of all linears with their plans of a phase; `first`: one that has such. */
+int model_unset_maxima(Model *m, int phase, const Linear **first);
 /* The operands alone, for the step that StepState names. */
 void model_prepare_weights(Model *m);
 void model_zero_gradients(Model *m);

@@ -48,6 +48,18 @@ static void place_maxima(Model *m, Arena *tables) {
     }
 }
 
+int model_unset_maxima(Model *m, int phase, const Linear **first) {
+    int unset = 0;
+    for (int id = model_num_linears(m) - 1; id >= 0; id--) {
+        Linear l = *model_linear(m, id);
+        l.plan = *model_plan(m, phase, id);
+        int operands = linear_unset_maxima(&m->engine, &l);
+        if (operands > 0) *first = model_linear(m, id);
+        unset += operands;
+    }
+    return unset;
+}
+
 /* --- OsciReset --- */
 
 /* 1 where in some phase fprop multiplies a quantised weight. */

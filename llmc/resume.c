@@ -35,10 +35,12 @@ char *resume_find(const Config *c, int training) {
     "batch.seq_len data.train data.shuffle seed"
 #define CURVE_KEYS                                                                                 \
     "precision.schedule precision.osci_reset precision.out_control precision.backend "             \
-    "precision.gemm precision.stochastic batch.micro "        \
+    "precision.gemm precision.stochastic memory.lmhead_chunks memory.deterministic batch.micro "   \
     "batch.total_tokens train optim sched guard"
+/* What operands are quantised, and how. */
+#define OPERAND_KEYS "precision.recipe precision.keep_bf16 precision.rules precision.schedule"
 
-void resume_compare(const Config *c, const char *path, int training) {
+int resume_compare(const Config *c, const char *path, int training) {
     int named = strcmp(c->ckpt.resume, "auto") != 0 && strcmp(c->ckpt.resume, "never") != 0;
     char *saved = checkpoint_config(path);
     char *other = config_changes(c, saved, training ? IDENTITY_KEYS : "model");
@@ -56,5 +58,9 @@ void resume_compare(const Config *c, const char *path, int training) {
         log_line("changed since the checkpoint: %s%s", line, note);
     }
     free(lines);
+    char *operands = config_changes(c, saved, OPERAND_KEYS);
+    int others = operands[0] != '\0';
+    free(operands);
     free(saved);
+    return others;
 }

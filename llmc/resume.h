@@ -19,8 +19,9 @@ char *resume_at(const char *path);
    frees. */
 char *resume_find(const Config *c, int training);
 /* Logs what has changed since the checkpoint at `path` was written. What "auto" finds may be
-   another run's: then EXIT_CONFIG, with the values that tell. A path is meant, whatever changes. */
-void resume_compare(const Config *c, const char *path, int training);
+   another run's: then EXIT_CONFIG, with the values that tell. A path is meant, whatever changes.
+   Returns 1 where operands may be others than those of the run before. */
+int resume_compare(const Config *c, const char *path, int training);
 
 #ifdef __cplusplus
 }

@@ -143,8 +143,18 @@ void run_rehearse_load(Run *r, const char *path) {
     refuse_longer_past(r, path, s.step);
 }
 
+/* Says of which operands what earlier steps should have left is not there. */
+static void warn_of_new_maxima(Run *r, const char *path) {
+    const Linear *first = NULL;
+    int unset = model_unset_maxima(&r->model, run_phases_at(r, r->step), &first);
+    if (unset == 0) return;
+    log_warn("%s has no delayed or held maximum for %d operands of this run, those of %s among "
+             "them: they start anew, as in a run's first step",
+             path, unset, first->name);
+}
+
 void run_load(Run *r, const char *path, int training) {
-    resume_compare(&r->config, path, training);
+    int other_operands = resume_compare(&r->config, path, training);
     CheckpointField fields[NUM_RUN_FIELDS];
     CheckpointState s = checkpoint_state(r, fields);
     checkpoint_load(path, &r->model.params, r->device, &s, training);
@@ -155,6 +165,7 @@ void run_load(Run *r, const char *path, int training) {
     r->tokens = s.tokens;
     if (strcmp(r->config.ckpt.resume, "auto") == 0) r->saved_step = s.step;
     resume_phase(r, path, training);
+    if (training && other_operands) warn_of_new_maxima(r, path);
     free(s.config);
     log_line("loaded      %s: step %lld, sequence %lld", path, (long long)r->step,
              (long long)r->position);

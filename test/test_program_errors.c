@@ -435,6 +435,35 @@ CASE(dry_runs) {
     EXPECT_EQ_I64(count_entries(work, ""), 0, "files of dry runs");
 }
 
+/* Of a checkpoint that training would load, what recipes keep included: the size of each file. */
+CASE(dry_runs_see_files_that_are_cut) {
+    set_up();
+    Launch l = {.dir = work};
+    const char *words = BASE "precision.recipe=fp8_delayed log.dir=@/kept ";
+    runs_in(data, "base.json precision.recipe=fp8_delayed log.dir=kept");
+    char step[512];
+    snprintf(step, sizeof(step), "%s", at("kept/ckpt/step_00000004"));
+    DIR *dir = opendir(step);
+    or_exit(dir != NULL, step);
+    int cut = 0;
+    for (struct dirent *e; (e = readdir(dir)) != NULL;) {
+        if (!strstr(e->d_name, ".safetensors")) continue;
+        const char *path = text("%s/%s", step, e->d_name), *whole = at("whole");
+        copy_file(whole, path);
+        damage(path, 1);
+        char line[256];
+        snprintf(line, sizeof(line), "--dry-run %strain.steps=5", words);
+        Row row = {line, EXIT_DATA, {e->d_name, "truncated"}};
+        expect_refused(&row, &l);
+        copy_file(path, whole);
+        cut++;
+    }
+    closedir(dir);
+    EXPECT_EQ_I64(cut, count_entries(step, "") - 1, "all but state.json");
+    EXPECT(cut >= 3, "%d files", cut);
+    runs_in(work, with_data(text("--dry-run %strain.steps=5", words)));
+}
+
 CASE(unwritable_records) {
     static const Row rows[] = {
         {BASE "log.dir=@/file/run", EXIT_DATA, {"log.dir", "/file/run", "Not a directory"}},
@@ -460,9 +489,8 @@ CASE(file_size_limits) {
     EXPECT_EQ_I64(record.count, 91, "lines once there is room again");
 
     Launch l = {.dir = work, .file_limit = 1000};
-    Row row = {"plan " BASE "precision.recipe=nvfp4",
-               EXIT_DATA,
-               {"cannot write to standard output"}};
+    Row row = {
+        "plan " BASE "precision.recipe=nvfp4", EXIT_DATA, {"cannot write to standard output"}};
     expect_refused(&row, &l);
 }
 

@@ -363,6 +363,45 @@ CASE(another_config_wants_the_checkpoint_named) {
     EXPECT(!strstr(ran.out, "changed since"), "an evaluation does not train: %s", ran.out);
 }
 
+/* Of maxima that earlier steps should have left: all missing, or those of some operands only. */
+CASE(maxima_that_start_anew_are_warned_of) {
+    char dir[512];
+    snprintf(dir, sizeof(dir), "%s", make_dir("maxima"));
+    put_base_run(dir);
+    runs_in(dir, "base.json log.dir=bf16");
+    runs_in(dir, "base.json log.dir=some precision.recipe=fp8 "
+                 "precision.rules=[{\"gemm\":\"wgrad\",\"operand\":\"dy\",\"amax\":\"delayed\"}]");
+    static const char *const warned[][3] = {
+        // recipe, checkpoint, operands: of 8 linears' 6 each the weight's two have one maximum
+        {"fp8_delayed", "bf16", "for 40 operands of this run, those of blocks.0.attn.qkv among"},
+        {"ue5m3", "bf16", "for 40 operands of this run, those of blocks.0.attn.qkv among"},
+        {"fp8_delayed", "some", "for 32 operands of this run, those of blocks.0.attn.qkv among"},
+    };
+    for (int i = 0; i < ARRAY_LEN(warned); i++) {
+        runs_in(dir,
+                text("base.json train.steps=5 precision.recipe=%s ckpt.resume=%s log.dir=to_%d",
+                     warned[i][0], warned[i][1], i));
+        EXPECT(strstr(ran.err, "_00000004 has no delayed or held maximum") &&
+                   strstr(ran.err, warned[i][2]),
+               "%s from %s: %s", warned[i][0], warned[i][1], ran.err);
+    }
+    runs_in(dir, "base.json train.steps=6 precision.recipe=fp8_delayed log.dir=to_0");
+    EXPECT_EQ_I64(resumed_step(), 5);
+    EXPECT(!strstr(ran.err, "maximum"), "of the same recipe: %s", ran.err);
+    runs_in(dir, "base.json train.steps=7 precision.recipe=bf16 ckpt.resume=to_0 log.dir=back");
+    EXPECT(!strstr(ran.err, "maximum"), "of a recipe without: %s", ran.err);
+}
+
+/* The head's chunks are sums in another order. */
+CASE(chunks_of_the_head_are_a_change) {
+    const char *dir = make_dir("chunks");
+    put_base_run(dir);
+    runs_in(dir, "base.json");
+    runs_in(dir, "base.json train.steps=5 memory.lmhead_chunks=2");
+    expect_changed("memory.lmhead_chunks: 0 -> 2", 1);
+    expect_changed("train.steps: 4 -> 5", 1);
+}
+
 /* What multiplies the codes makes no other run of it: here "auto" emulates too. */
 CASE(another_backend_goes_on) {
     char dir[512];
