@@ -98,9 +98,10 @@ static StepTraffic small_traffic(Setup *s, const char *words, int ranks) {
     return predict_traffic(&s->model, &s->config);
 }
 
-/* Four ranks, three micro-steps: a rank sends three quarters of a buffer. Small ones are loss, votes
-   and the norms of four parts of three buckets. */
+/* Loss, votes and the norms of four parts of three buckets. */
 enum { SMALL_SENT = 6 * (2 + 4 * 3) };
+
+/* Four ranks, three micro-steps: a rank sends three quarters of a buffer. */
 CASE(bytes_of_each_level_by_hand) {
     static const struct {
         const char *words;
@@ -205,7 +206,7 @@ CASE(one_gpu_communicates_nothing) {
     }
 }
 
-/* An eighth of the update from level 1 on, of the operands of weights at level 3; all else stays. */
+/* An eighth of the update from level 1 on, of weights' operands at level 3; all else stays. */
 CASE(what_is_shared_out_is_done_once) {
     double optimizer[NUM_ZERO_LEVELS], operands[NUM_ZERO_LEVELS], rest[NUM_ZERO_LEVELS];
     for (int level = 0; level < NUM_ZERO_LEVELS; level++) {
