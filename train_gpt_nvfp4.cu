@@ -222,7 +222,7 @@ static int train_loop(Run *r) {
 
 /* What training checks before its first step and can check without leaving a file. */
 static void rehearse(Run *r) {
-    run_fit(r, 1);
+    run_rehearse_fit(r);
     char *checkpoint = resume_find(&r->config, 1);
     run_settle_gemms(r, checkpoint);
     run_print_plan(r);

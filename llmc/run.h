@@ -84,6 +84,9 @@ void run_measure(Run *r, int training);
 /* Tests the device at its first start, which may set the model to emulation. Refuses what it cannot
    hold before it takes any memory, with what would help. */
 void run_fit(Run *r, int training);
+/* The same for a rehearsal of training; but where device=auto has come to a CPU, which need not be
+   the machine that shall train, it only warns of memory. */
+void run_rehearse_fit(Run *r);
 /* Algorithms and rates of the GEMMs; those of `checkpoint`, where there is one, go on. */
 void run_settle_gemms(Run *r, const char *checkpoint);
 void run_print_plan(Run *r);

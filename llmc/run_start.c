@@ -33,27 +33,50 @@ void run_measure(Run *r, int training) {
     if (r->telemetry) telemetry_measure(r->telemetry, &r->model);
 }
 
-void run_fit(Run *r, int training) {
-    size_t free_bytes, total_bytes;
+/* What the run needs, of operands as the device's self-test leaves them. */
+static void measure_tested(Run *r, int training) {
     run_measure(r, training);
     SelftestOptions options = run_selftest_options(r, 0);
     int asks = r->device->kind == DEVICE_CUDA && r->model.quantized;
-    if (asks && selftest_at_start(&options, &r->config, r->host)) {
-        r->model.engine.fp4 = FP4_EMULATED;
-        r->model.engine.fp8 = 0;
-        plan_precision_tag(&r->model, &r->config, r->precision_tag, sizeof(r->precision_tag));
-        run_measure(r, training);   // of other operands
-    }
+    if (!asks || !selftest_at_start(&options, &r->config, r->host)) return;
+    r->model.engine.fp4 = FP4_EMULATED;
+    r->model.engine.fp8 = 0;
+    plan_precision_tag(&r->model, &r->config, r->precision_tag, sizeof(r->precision_tag));
+    run_measure(r, training);   // of other operands
+}
+
+/* NULL, or what the device lacks (caller frees). */
+static char *lack_of_memory(const Run *r) {
+    size_t free_bytes, total_bytes;
     r->device->memory(r->device, &free_bytes, &total_bytes);
-    if (plan_memory_bytes(&r->model) > free_bytes) {
-        char *table = plan_memory_text(&r->model);
-        die(EXIT_OOM,
-            "the run needs %.1f MiB on %s, %.1f MiB are free:\n%slower batch.micro, eval.micro or "
-            "batch.seq_len, "
-            "set memory.recompute, or raise memory.lmhead_chunks",
-            (double)plan_memory_bytes(&r->model) / MIB, r->device->name, (double)free_bytes / MIB,
-            table);
+    if (plan_memory_bytes(&r->model) <= free_bytes) return NULL;
+    return format_string("the run needs %.1f MiB on %s, %.1f MiB are free",
+                         (double)plan_memory_bytes(&r->model) / MIB, r->device->name,
+                         (double)free_bytes / MIB);
+}
+
+static const char LESS_MEMORY[] = "lower batch.micro, eval.micro or batch.seq_len, set "
+                                  "memory.recompute, or raise memory.lmhead_chunks";
+
+void run_fit(Run *r, int training) {
+    measure_tested(r, training);
+    char *lack = lack_of_memory(r);
+    if (lack) die(EXIT_OOM, "%s:\n%s%s", lack, plan_memory_text(&r->model), LESS_MEMORY);
+}
+
+void run_rehearse_fit(Run *r) {
+    int is_meant = r->device->kind == DEVICE_CUDA || r->config.device == DEVICE_CHOICE_CPU;
+    if (is_meant) {
+        run_fit(r, 1);
+        return;
     }
+    measure_tested(r, 1);
+    char *lack = lack_of_memory(r);
+    if (lack) {
+        log_warn("%s: training here would end with exit code %d; elsewhere it may fit, or %s", lack,
+                 (int)EXIT_OOM, LESS_MEMORY);
+    }
+    free(lack);
 }
 
 void run_settle_gemms(Run *r, const char *checkpoint) {

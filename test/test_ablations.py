@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Tests of configs/ablations: the files are what their generator makes, and the program accepts
-each: all plan, and those that a small machine could train pass --dry-run on shards made here. The
-program is build/cpu/train_gpt_nvfp4, or what TRAIN_GPT_NVFP4 names. No harness: cases are the
-functions named case_*, and the last line is `N passed, N failed`.
+"""Tests of configs/: the ablations are what their generator makes, and the program accepts each
+file: all ablations plan, and every config passes --dry-run on a shard made here, whatever memory
+this machine has. The program is build/cpu/train_gpt_nvfp4, or what TRAIN_GPT_NVFP4 names. No
+harness: cases are the functions named case_*, and the last line is `N passed, N failed`.
 
     python3 test/test_ablations.py [WORD]     only cases whose name contains WORD
 """
@@ -72,17 +72,42 @@ def case_every_row_has_a_plan(folder):
     assert not wrong, "\n".join(wrong)
 
 
-def case_scaled_rows_pass_a_dry_run(folder):
-    tokens = array.array("H", [i % 8192 for i in range(4096)])
+def runs():
+    """The words of every run in configs/: a recipe is put behind a run's file."""
+    beside = ROOT / "configs/runs/demo_bf16.json"
+    yield from ([path] for path in rows())
+    yield from ([path] for path in sorted(ROOT.glob("configs/runs/*.json")))
+    yield from ([path] for path in sorted(ROOT.glob("configs/models/*.json")))
+    yield from ([beside, path] for path in sorted(ROOT.glob("configs/recipes/*.json")))
+
+
+def write_shard(folder):
+    """The words that name it as the data of a run."""
+    tokens = array.array("H", [i % 256 for i in range(1 << 17)])
     header = array.array("i", [20240520, 1, len(tokens)] + [0] * 253)
-    (folder / "tiny.bin").write_bytes(header.tobytes() + tokens.tobytes())
+    (folder / "shard.bin").write_bytes(header.tobytes() + tokens.tobytes())
+    return ["data.train=shard.bin", "data.val=shard.bin", "log.dir=run"]
+
+
+def case_every_config_passes_a_dry_run(folder):
+    data = write_shard(folder)
     wrong = []
-    for path in [p for p in rows() if p.parent.name in ("s1", "s2")]:
-        code, text = program(folder, "--dry-run", path, "batch.micro=1", "data.train=tiny.bin",
-                             "data.val=tiny.bin", f"log.dir={folder}/run")
-        if code != 0:
-            wrong.append(f"{path.relative_to(ROOT)}: {text.splitlines()[-1]}")
+    for words in runs():
+        code, text = program(folder, "--dry-run", *words, *data)
+        if code != 0 or "\nop workspace " not in text:
+            wrong.append(f"{words[-1].relative_to(ROOT)}: {text.splitlines()[-1]}")
     assert not wrong, "\n".join(wrong)
+    assert not (folder / "run").exists()
+
+
+def case_a_dry_run_of_what_no_machine_holds(folder):
+    words = [ROOT / "configs/runs/demo_bf16.json", *write_shard(folder), "model.dim=65536",
+             "model.layers=400", "model.heads=512", "model.ffn=262144"]
+    code, text = program(folder, "--dry-run", *words)
+    assert code == 0 and "training here would end with exit code 5" in text, text
+    for refused in (["--dry-run", *words, "device=cpu"], words):   # this machine is meant
+        code, text = program(folder, *refused)
+        assert code == 5 and "error: the run needs " in text, text
 
 
 def main():
