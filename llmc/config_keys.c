@@ -254,10 +254,10 @@ const ConfigKey config_keys[] = {
      CHOICES_OF(device_facts, NUM_DEVICE_MODELS)},
     {KEY(INT64, plan.tokens), "0", 0, MAX_COUNT,
      "tokens that `plan` tells the hours of; 0: those of the run", NULL},
-    {KEY(INT, plan.ranks), "0", 0, 1 << 20,
+    {KEY(INT, plan.ranks), "0", 0, 1 << 14,
      "GPUs that `plan` and --dry-run share the step among, present or not: their memory and the "
      "bytes between them for all levels of parallel.zero; 0: those present", NULL},
-    {KEY(INT, plan.gpus_per_node), "0", 0, 1 << 20,
+    {KEY(INT, plan.gpus_per_node), "0", 0, 1 << 14,
      "GPUs that links join without a network; 0: as plan.device comes, 8 or a rack's 72", NULL},
     {KEY(DOUBLE, plan.link), "0", 0, 1e6,
      "GB/s each way between the GPUs of a node, of one GPU; 0: plan.device's data sheet", NULL},
