@@ -77,10 +77,10 @@ endif
 
 # --- sources, by layer; alternatives are taken out and one of each put back ---
 
-C_ALTERNATIVES := llmc/comm_none.c llmc/comm_mpi.c llmc/comm_device_host.c \
+C_ALTERNATIVES := llmc/comm_mpi_absent.c llmc/comm_mpi.c llmc/comm_device_host.c \
     llmc/ops/gemm_plain.c llmc/ops/gemm_openblas.c llmc/ops/attention_cudnn_absent.c
 C_SOURCES := $(filter-out $(C_ALTERNATIVES),$(wildcard llmc/*.c llmc/ops/*.c llmc/blocks/*.c)) \
-    $(if $(MPI_LINK),llmc/comm_mpi.c,llmc/comm_none.c) \
+    $(if $(MPI_LINK),llmc/comm_mpi.c,llmc/comm_mpi_absent.c) \
     $(if $(OPENBLAS),llmc/ops/gemm_openblas.c,llmc/ops/gemm_plain.c)
 CPU_SOURCES := $(C_SOURCES) llmc/comm_device_host.c
 CUDA_SOURCES := $(C_SOURCES) \

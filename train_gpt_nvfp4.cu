@@ -16,6 +16,7 @@ kernel here, so that a C++ compiler builds it without nvcc; WITH_CUDA is tested 
 #include <unistd.h>
 
 #include "llmc/checkpoint.h"
+#include "llmc/comm_watchdog.h"
 #include "llmc/common.h"
 #include "llmc/gradients.h"
 #include "llmc/optimizer.h"
@@ -24,6 +25,7 @@ kernel here, so that a C++ compiler builds it without nvcc; WITH_CUDA is tested 
 #include "llmc/run.h"
 #include "llmc/run_checkpoint.h"
 #include "llmc/run_phases.h"
+#include "llmc/run_ranks.h"
 #include "llmc/run_record.h"
 #include "llmc/sampler.h"
 #include "llmc/stop.h"
@@ -37,14 +39,14 @@ enum { MAX_NONFINITE_IN_A_ROW = 10 };
 
 static void open_machine(Run *r) {
     const Config *c = &r->config;
-    r->host = comm_host_open();
-    log_set_rank(r->host->rank, r->host->size);
+    run_open_ranks(r);
 #ifdef WITH_CUDA
     if (c->device == DEVICE_CHOICE_CUDA ||
         (c->device == DEVICE_CHOICE_AUTO && device_cuda_count() > 0)) {
         if (c->model.dtype == DT_F32)
             die(EXIT_CONFIG, "recipe f32 runs on the CPU only; add device=cpu");
-        r->device = device_cuda_open(r->host->local_rank);
+        r->device = device_cuda_open(run_gpu_of_rank(r, device_cuda_count()));
+        run_check_gpus(r, r->device->uuid);
         r->ops = &ops_cuda;
     } else if (c->device == DEVICE_CHOICE_AUTO) {
         log_warn("this is a %s, but no GPU is found: the CPU does the work. device=cuda says why, "
@@ -98,6 +100,7 @@ static void accumulate_gradients(Run *r, float lr) {
         int64_t token_base = first * T;
         d->upload(d, &r->model.engine.state->token_base, &token_base, sizeof(token_base));
         dataloader_fill(r->train, r->position + first, B, r->inputs, r->targets);
+        watchdog_tick();
         model_forward_backward(&r->model, r->inputs, r->targets, B, T,
                                (float)(1.0 / (double)r->step_tokens));
     }
@@ -171,7 +174,9 @@ static void look_closely(Run *r) {
     TelemetryBatch batch = {r->inputs,        r->targets,
                             c->batch.micro,   c->batch.seq_len,
                             (float)(1.0 / (double)r->step_tokens), r->step};
+    watchdog_enter("telemetry");
     float ratio = (float)telemetry_run(r->telemetry, &r->model, &batch, r->metrics);
+    watchdog_leave();
     if (r->host->size > 1) r->host->broadcast(r->host, &ratio, DT_F32, 1);
     if (!run_phases_wait(r) || !(ratio < sqrtf(3.0f))) return;
     run_phases_trigger(r, r->step);
@@ -182,14 +187,19 @@ static void print_sample(Run *r, int index) {
     const Config *c = &r->config;
     SampleOptions options = {c->sample.prompt, c->sample.tokens, c->sample.temperature,
                              c->sample.top_k,  c->seed,          index};
+    watchdog_enter("sample");
     if (r->tokenizer && r->host->rank == 0) sampler_run(&r->model, r->tokenizer, &options, stdout);
+    watchdog_leave();
 }
 
 /* Trains the next step, checks and reports it. Returns 0 when it was dropped because of a stop. */
 static int one_step(Run *r) {
     double started = now_ms();
     int first = !r->device->sealed;
+    watchdog_step(r->step);
+    if (first) watchdog_enter("first step");   // kernels are loaded, graphs made
     train_step(r);
+    if (first) watchdog_leave();
     r->device->sealed = 1;
     if (r->state.stop_votes > 0) return 0;
     stop_if_diverged(r);
@@ -283,7 +293,11 @@ static int verb_train(int num_args, char **args) {
     run_phases_begin(r, r->step);
     stop_defer(r->host->rank == 0);
     run_record_open(r);
+    // One process on a CPU waits for nobody, and its steps may be long.
+    int waits = r->host->size > 1 || r->device->kind != DEVICE_CPU;
+    watchdog_train(waits ? c->parallel.timeout_s : 0);
     int finished = train_loop(r);
+    watchdog_enter("end");
     ExitCode code = finished ? EXIT_DONE : EXIT_INTERRUPTED;
     if (!finished)
         log_line("interrupted at step %lld by %s; the same command%s goes on from there",

@@ -1,10 +1,12 @@
 /*
 comm -- ranks and the collectives between them. Counts are elements, never bytes. Knows dtypes, not
 parameters.
-  comm_none.c  one rank: every collective is the identity
-  comm_mpi.c   ranks on CPUs, and the rendezvous of GPU ranks
-  comm_nccl.cu ranks on GPUs; the id travels over the host communicator
-The Makefile links exactly one host communicator and one device communicator.
+  comm_host.c      ranks in host memory, and the rendezvous of GPU ranks; bytes travel over one of
+    comm_mpi.c     MPI, for ranks that mpirun or srun started with it
+    comm_socket.c  TCP, for ranks that were only told their number (RANK, SLURM_PROCID)
+  comm_nccl.cu     ranks on GPUs; the id travels over the host communicator
+  comm_watchdog.h  notices ranks that die or stand still, whatever the communicator
+Without MPI or NCCL the Makefile links comm_mpi_absent.c, comm_device_host.c.
 */
 #ifndef LLMC_COMM_H
 #define LLMC_COMM_H
@@ -20,7 +22,7 @@ typedef enum { COMM_SUM, COMM_MAX } CommOp;
 
 typedef struct Comm Comm;
 struct Comm {
-    const char *name;       // "none", "mpi", "nccl"
+    const char *name;       // "none", "mpi", "sockets", "nccl"
     int rank, size;
     int local_rank;         // rank among those on this host: the GPU ordinal
     void *impl;
@@ -39,14 +41,32 @@ struct Comm {
     /* What the device queues from here on comes after all collectives so far. */
     void (*wait)(Comm *);
     void (*barrier)(Comm *);
-    void (*abort)(Comm *, int exit_code);   // ends every rank
+    /* Tells the other ranks, which end with the same code and the message, or has MPI end them.
+       Returns: the caller ends itself. */
+    void (*abort)(Comm *, int exit_code, const char *message);
     void (*close)(Comm *);
 };
 
-/* The ranks of this job, in host memory. Started by mpirun: MPI is initialised. Otherwise one rank
-   and MPI is not touched. A build without MPI dies with EXIT_CONFIG when it finds itself under
-   mpirun -np 2 or more. */
-Comm *comm_host_open(void);
+// how ranks find each other; auto: as what started them suggests
+typedef enum { RENDEZVOUS_AUTO, RENDEZVOUS_MPI, RENDEZVOUS_FILE, NUM_RENDEZVOUS } Rendezvous;
+extern const char *const rendezvous_names[NUM_RENDEZVOUS];
+
+typedef struct {
+    Rendezvous rendezvous;
+    const char *file;        // on a file system that all ranks see; "": one in `directory`
+    const char *directory;   // is made when needed
+    const char *interface;   // name or IPv4 address that other ranks reach this one by; "": any
+    double timeout_s;        // for ranks to come, and until the watchdog ends them; 0: for ever
+} CommOptions;
+
+/* The ranks of this job, in host memory; NULL takes defaults. What started this process says how
+   many there are: mpirun (MPI is initialised), RANK and WORLD_SIZE, Slurm; otherwise it is one rank
+   and nothing is started. From here on, with several ranks, die() ends all of them, and the
+   watchdog runs. Dies with EXIT_CONFIG where what started it contradicts itself or needs an MPI
+   that this build does not have, with EXIT_DEVICE where ranks do not come; all say which. */
+Comm *comm_host_open(const CommOptions *options);
+/* Rank 0's text on every rank; caller frees. `text` counts on rank 0 only. */
+char *comm_share_text(Comm *host, const char *text);
 /* The same ranks for device memory: the host communicator itself on a CPU, NCCL on a GPU (never
    started for one rank). Dies with EXIT_DEVICE naming the rank. */
 Comm *comm_device_open(Comm *host, Device *device);

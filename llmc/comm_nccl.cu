@@ -6,6 +6,7 @@
 #include <cstdlib>
 
 #include "comm.h"
+#include "comm_watchdog.h"
 #include "device_cuda.cuh"
 
 typedef struct {
@@ -18,13 +19,17 @@ typedef struct {
 
 static void nccl_check(const Comm *c, ncclResult_t status, const char *call) {
     if (status == ncclSuccess) return;
+    // Most often because another rank has died, which the watchdog says with its name.
+    watchdog_peer_lost();
     die(EXIT_DEVICE, "rank %d of %d: %s failed: %s: %s", c->rank, c->size, call,
         ncclGetErrorString(status), ncclGetLastError(NULL));
 }
 #define NCCL_CHECK(c, call) nccl_check((c), (call), #call)
 
 /* The stream of a collective that reads what the device has queued so far. */
-static cudaStream_t follow(NcclComm *n) {
+static cudaStream_t begin(NcclComm *n, const char *collective, int64_t count) {
+    watchdog_begin(collective, count);
+    watchdog_queued();
     CUDA_CHECK(cudaEventRecord(n->ready, device_cuda_stream(n->device)));
     CUDA_CHECK(cudaStreamWaitEvent(n->stream, n->ready, 0));
     return n->stream;
@@ -43,7 +48,8 @@ static ncclDataType_t nccl_type(DType dtype) {
 static void nccl_all_reduce(Comm *c, float *data, int64_t count, CommOp op) {
     NcclComm *n = (NcclComm *)c->impl;
     NCCL_CHECK(c, ncclAllReduce(data, data, (size_t)count, ncclFloat,
-                                op == COMM_SUM ? ncclSum : ncclMax, n->handle, follow(n)));
+                                op == COMM_SUM ? ncclSum : ncclMax, n->handle,
+                                begin(n, "all_reduce", count)));
 }
 
 /* Parts of one size, in order, are what NCCL's own collectives take. */
@@ -60,7 +66,7 @@ static char *part(void *data, DType dtype, const int64_t *cuts, int rank) {
 static void nccl_reduce_scatter(Comm *c, void *data, DType dtype, const int64_t *cuts) {
     NcclComm *n = (NcclComm *)c->impl;
     CHECK(dtype == DT_F32 || dtype == DT_BF16, "sums of %s", dtype_info[dtype].name);
-    cudaStream_t stream = follow(n);
+    cudaStream_t stream = begin(n, "reduce_scatter", cuts[c->size] - cuts[0]);
     if (equal_parts(c, cuts)) {
         NCCL_CHECK(c, ncclReduceScatter(part(data, dtype, cuts, 0),
                                         part(data, dtype, cuts, c->rank),
@@ -81,7 +87,7 @@ static void nccl_reduce_scatter(Comm *c, void *data, DType dtype, const int64_t 
 
 static void nccl_all_gather(Comm *c, void *data, DType dtype, const int64_t *cuts) {
     NcclComm *n = (NcclComm *)c->impl;
-    cudaStream_t stream = follow(n);
+    cudaStream_t stream = begin(n, "all_gather", cuts[c->size] - cuts[0]);
     if (equal_parts(c, cuts)) {
         NCCL_CHECK(c, ncclAllGather(part(data, dtype, cuts, c->rank), part(data, dtype, cuts, 0),
                                     dtype_bytes(dtype, cuts[1] - cuts[0]), ncclUint8, n->handle,
@@ -101,7 +107,7 @@ static void nccl_all_gather(Comm *c, void *data, DType dtype, const int64_t *cut
 static void nccl_broadcast(Comm *c, void *data, DType dtype, int64_t count) {
     NcclComm *n = (NcclComm *)c->impl;
     NCCL_CHECK(c, ncclBroadcast(data, data, dtype_bytes(dtype, count), ncclUint8, 0, n->handle,
-                                follow(n)));
+                                begin(n, "broadcast", count)));
 }
 
 static void nccl_barrier(Comm *c) {
@@ -111,15 +117,27 @@ static void nccl_barrier(Comm *c) {
     n->host->barrier(n->host);
 }
 
-static void nccl_abort(Comm *c, int exit_code) {
+static void nccl_abort(Comm *c, int exit_code, const char *message) {
     NcclComm *n = (NcclComm *)c->impl;
-    n->host->abort(n->host, exit_code);
+    n->host->abort(n->host, exit_code, message);
 }
+
+/* Of a kernel that waits for a rank that is no more, NCCL's own threads may know. */
+static const char *nccl_fault(void *impl) {
+    ncclResult_t status = ncclSuccess;
+    if (ncclCommGetAsyncError(((NcclComm *)impl)->handle, &status) != ncclSuccess) return NULL;
+    int fine = status == ncclSuccess || status == ncclInProgress;
+    return fine ? NULL : ncclGetErrorString(status);
+}
+
+/* Ends kernels that would wait for ever, so that the process can end. */
+static void nccl_stop(void *impl) { ncclCommAbort(((NcclComm *)impl)->handle); }
 
 static void nccl_close(Comm *c) {
     NcclComm *n = (NcclComm *)c->impl;
     nccl_wait(c);
     n->device->synchronize(n->device);
+    watchdog_device(NULL);
     NCCL_CHECK(c, ncclCommDestroy(n->handle));
     CUDA_CHECK(cudaEventDestroy(n->ready));
     CUDA_CHECK(cudaEventDestroy(n->done));
@@ -159,5 +177,7 @@ Comm *comm_device_open(Comm *host, Device *device) {
     if (host->rank == 0) NCCL_CHECK(c, ncclGetUniqueId(&id));
     host->broadcast(host, &id, DT_U8, (int64_t)sizeof(id));
     NCCL_CHECK(c, ncclCommInitRank(&n->handle, c->size, id, c->rank));
+    WatchdogDevice watched = {n, nccl_fault, nccl_stop};
+    watchdog_device(&watched);
     return c;
 }

@@ -17,11 +17,15 @@ The contracts are in common.h. Not a place for anything that knows a tensor, a d
 
 static struct { int rank, size; } world = {0, 1};
 
-static void (*die_hook)(ExitCode code, const char *message);
+static DieHook die_hook;
 
 // --- errors ---
 
-void set_die_hook(void (*hook)(ExitCode code, const char *message)) { die_hook = hook; }
+DieHook set_die_hook(DieHook hook) {
+    DieHook before = die_hook;
+    die_hook = hook;
+    return before;
+}
 
 static void print_error(const char *message) {
     fflush(stdout);

@@ -30,7 +30,7 @@ typedef enum {
     EXIT_DEVICE = 4,        // CUDA, cuBLAS, cuDNN, NCCL or MPI failed
     EXIT_OOM = 5,           // out of host or device memory
     EXIT_DIVERGED = 6,      // loss or gradient not finite
-    EXIT_HANG = 7,          // a collective did not return
+    EXIT_HANG = 7,          // nothing went on, or a rank died: start again
     EXIT_INTERRUPTED = 130  // SIGINT or SIGTERM; a checkpoint was saved
 } ExitCode;
 
@@ -38,9 +38,10 @@ typedef enum {
    through the hook the other ranks. Never returns. */
 void die(ExitCode code, const char *format, ...) NORETURN PRINTF_LIKE(2, 3);
 
-/* Called by die() with the exit code before the process ends: closes run records, aborts the other
-   ranks. */
-void set_die_hook(void (*hook)(ExitCode code, const char *message));
+/* Called by die() with the exit code before the process ends: closes run records, ends the other
+   ranks. Returns the one before, which the new one has to call in turn; NULL for none. */
+typedef void (*DieHook)(ExitCode code, const char *message);
+DieHook set_die_hook(DieHook hook);
 
 /* Ranks other than 0 print no log lines; errors print on every rank. Default: rank 0 of 1. */
 void log_set_rank(int rank, int world_size);

@@ -10,6 +10,7 @@ JSON may carry // comments. Sizes that need the data or the device are checked b
 #ifndef LLMC_CONFIG_H
 #define LLMC_CONFIG_H
 
+#include "comm.h"
 #include "device.h"
 #include "device_facts.h"
 #include "ops/activation.h"
@@ -116,7 +117,13 @@ typedef struct {
     DeviceChoice device;
     int threads;                      // CPU threads, 0: all
     // zero: level of zero.h; grad_dtype: of gradients between ranks, f32 or bf16
-    struct { int zero, bucket_mib; DType grad_dtype; } parallel;
+    struct {
+        int zero, bucket_mib;
+        DType grad_dtype;
+        Rendezvous rendezvous;
+        char rendezvous_file[1024], interface[64];
+        float timeout_s;              // 0: never
+    } parallel;
     struct {
         int lmhead_chunks, deterministic, cuda_graphs;
         RecomputeLevel recompute;
@@ -176,7 +183,7 @@ int64_t config_steps(const Config *c, int world_size, int64_t epoch_sequences);
    to an equal Config. A ckpt.dir that follows from log.dir is "", and so follows another one. */
 char *config_to_json(const Config *c);
 /* What has changed since config_to_json gave `saved`: a line "KEY: OLD -> NEW" for each key that is
-   among the names, itself or its group ("model batch.seq_len"). Keys that the text does not have
+   among the names, itself or its group ("model batch.seq_len"); NULL: all. Keys that the text does not have
    are passed over. "" for no change; caller frees. */
 char *config_changes(const Config *c, const char *saved, const char *names);
 /* What to say of a name that is no key: "; did you mean \"optim.lr\"?" for the nearest spelling or

@@ -55,7 +55,7 @@ char *config_changes(const Config *c, const char *saved, const char *names) {
     for (int i = 0; i < num_config_keys; i++) {
         const ConfigKey *key = &config_keys[i];
         // A preset is but a name for what its keys say.
-        if (key->kind == KIND_PRESET || !is_among(names, key->name)) continue;
+        if (key->kind == KIND_PRESET || (names && !is_among(names, key->name))) continue;
         const cJSON *old_value = value_of(from, key->name), *value = value_of(to, key->name);
         if (!old_value || cJSON_Compare(old_value, value, 1)) continue;
         add_line(&lines, key->name, old_value, value);

@@ -176,6 +176,20 @@ const ConfigKey config_keys[] = {
     {KEY(INT, parallel.bucket_mib), "32", 1, 1 << 20,
      "MiB of f32 gradients that ranks sum up at a time, while backward goes on; at least those of "
      "one attention or MLP", NULL},
+    {KEY(ENUM, parallel.rendezvous), "auto", 0, 0,
+     "how ranks find each other: through the MPI that started them, or a file; auto: MPI where it "
+     "did, else a file for RANK and WORLD_SIZE or Slurm's variables", NULL,
+     CHOICES(rendezvous_names)},
+    {KEY(STRING, parallel.rendezvous_file), "", 0, 0,
+     "that file, where all ranks see it; rank 0 writes and removes it; empty: in log.dir, named "
+     "after the job", NULL},
+    {KEY(STRING, parallel.interface), "", 0, 0,
+     "network interface, or IPv4 address of this host, that other ranks use; empty: the one that "
+     "rank 0 is reached by", NULL},
+    {KEY(FLOAT, parallel.timeout_s), "600", 0, 1e6,
+     "seconds that ranks wait for each other at the start, and after which a run where nothing goes "
+     "on ends with exit code 7 (work that takes long by its nature: ten times as long); 0: never",
+     NULL},
 
     {KEY(INT, memory.lmhead_chunks), "0", 0, 4096,
      "parts the head and the loss are worked out in: more take less memory; 0: as few as keep the "
@@ -254,10 +268,10 @@ const ConfigKey config_keys[] = {
      CHOICES_OF(device_facts, NUM_DEVICE_MODELS)},
     {KEY(INT64, plan.tokens), "0", 0, MAX_COUNT,
      "tokens that `plan` tells the hours of; 0: those of the run", NULL},
-    {KEY(INT, plan.ranks), "0", 0, 1 << 14,
+    {KEY(INT, plan.ranks), "0", 0, 1 << 20,
      "GPUs that `plan` and --dry-run share the step among, present or not: their memory and the "
      "bytes between them for all levels of parallel.zero; 0: those present", NULL},
-    {KEY(INT, plan.gpus_per_node), "0", 0, 1 << 14,
+    {KEY(INT, plan.gpus_per_node), "0", 0, 1 << 20,
      "GPUs that links join without a network; 0: as plan.device comes, 8 or a rack's 72", NULL},
     {KEY(DOUBLE, plan.link), "0", 0, 1e6,
      "GB/s each way between the GPUs of a node, of one GPU; 0: plan.device's data sheet", NULL},

@@ -23,6 +23,7 @@ struct Device {
     int compute_capability;      // 90 for sm_90; 0 on a CPU
     int native_fp4;              // 1 where FP4 tensor cores exist (sm_100, 103, 120, 121)
     int native_fp8;              // 1 where FP8 tensor cores exist (sm_89 and later)
+    char uuid[64];               // of the GPU, unique in the world; empty on a CPU
     char libraries[96];          // versions of driver and libraries; empty on a CPU
     int num_threads;             // CPU worker threads; multiprocessors on a GPU
     // dense BF16 peak from the device table; 0 when the device is not in it

@@ -215,6 +215,8 @@ static void describe_gpu(Device *d, int ordinal) {
             "GPU %d (%s) has compute capability %d.%d; BF16 tensor cores need 8.0 or newer: choose "
             "another GPU or run with device=cpu",
             ordinal, d->name, prop.major, prop.minor);
+    for (int i = 0; i < (int)sizeof(prop.uuid.bytes); i++)
+        snprintf(d->uuid + 2 * i, 3, "%02x", (unsigned char)prop.uuid.bytes[i]);
     d->native_fp4 = has_fp4_units(d->compute_capability);
     d->native_fp8 = d->compute_capability >= 89;
     d->num_threads = prop.multiProcessorCount;
@@ -260,12 +262,24 @@ int device_cuda_count(void) {
     return 0;
 }
 
+/* The first call that makes a context is where a GPU refuses a second process. */
+static void take_gpu(int ordinal) {
+    cudaError_t status = cudaSetDevice(ordinal);
+    if (status == cudaSuccess) status = cudaFree(NULL);
+    if (status == cudaErrorDevicesUnavailable)
+        die(EXIT_DEVICE,
+            "GPU %d is taken: it admits one process (compute mode exclusive), and another has it; "
+            "nvidia-smi shows which. Choose other GPUs by CUDA_VISIBLE_DEVICES",
+            ordinal);
+    CUDA_CHECK(status);
+}
+
 Device *device_cuda_open(int ordinal) {
     int count = device_cuda_count();
     if (ordinal < 0 || ordinal >= count)
         die(EXIT_DEVICE, "there is no GPU %d: CUDA finds %d (is the driver loaded?)", ordinal,
             count);
-    CUDA_CHECK(cudaSetDevice(ordinal));
+    take_gpu(ordinal);
     Device *d = (Device *)xmalloc(sizeof(Device));
     d->kind = DEVICE_CUDA;
     describe_gpu(d, ordinal);

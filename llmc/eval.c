@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "comm_watchdog.h"
 #include "common.h"
 #include "plain.h"
 #include "stop.h"
@@ -61,6 +62,7 @@ double eval_run(Evaluation *e, Model *m, Comm *host) {
         losses[count] = (float)stop_requested();
         if (losses[count] == 0 && i % host->size == host->rank)
             losses[i] = batch_loss(e, m, i * e->micro);
+        watchdog_tick();
     }
     // Each has one rank's loss and the others' zeros, so that the sum below is that of one rank.
     host->all_reduce(host, losses, count + 1, COMM_SUM);

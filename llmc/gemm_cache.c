@@ -76,15 +76,6 @@ static void load_known(Engine *e, const char *checkpoint_text) {
     free(cached);
 }
 
-/* Rank 0's text on every rank; caller frees. */
-static char *share_text(Comm *host, char *text) {
-    int64_t bytes = text ? (int64_t)strlen(text) + 1 : 0;
-    host->broadcast(host, &bytes, DT_U8, (int64_t)sizeof(bytes));
-    if (!text) text = (char *)xmalloc((size_t)bytes);
-    host->broadcast(host, text, DT_U8, bytes);
-    return text;
-}
-
 GemmRate *gemm_cache_prepare(Model *m, int64_t tokens, Comm *host, const char *checkpoint_text) {
     Engine *e = &m->engine;
     if (e->device->kind == DEVICE_CPU) return NULL;
@@ -96,8 +87,9 @@ GemmRate *gemm_cache_prepare(Model *m, int64_t tokens, Comm *host, const char *c
         chosen = e->ops->gemm_choices_save(e->device);
         gemm_cache_merge(e->device, chosen);
     }
-    chosen = share_text(host, chosen);
-    if (host->rank > 0) e->ops->gemm_choices_load(e->device, chosen);
+    char *shared = comm_share_text(host, chosen);
+    if (host->rank > 0) e->ops->gemm_choices_load(e->device, shared);
+    free(shared);
     free(chosen);
     return rates;
 }

@@ -61,7 +61,7 @@ void run_open(Run *r, int reads) {
     if (reads & READ_VAL) open_val(r);
     if (reads & READ_TOKENIZER) open_tokenizer(r);
     model_declare(&r->model, c);
-    model_split(&r->model, c, planned ? 0 : r->comm->rank, r->ranks);
+    model_split(&r->model, c, r->comm->rank, r->ranks);
     if (reads & READ_TRAIN) r->telemetry = telemetry_open(c, &r->model);
     (reads & FOR_PLAN ? backend_choose_for_plan : backend_choose)(&r->model, c, r->device);
     plan_precision_tag(&r->model, c, r->precision_tag, sizeof(r->precision_tag));

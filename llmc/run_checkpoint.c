@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "checkpoint.h"
+#include "comm_watchdog.h"
 #include "common.h"
 #include "plan.h"
 #include "resume.h"
@@ -104,6 +105,7 @@ static void resume_phase(Run *r, const char *path, int training) {
 void run_save(Run *r) {
     const Config *c = &r->config;
     if (r->saved_step == r->step) return;
+    watchdog_enter("checkpoint");
     if (r->host->rank == 0) {
         if (r->metrics) metrics_sync(r->metrics);
         CheckpointField fields[NUM_RUN_FIELDS];
@@ -123,6 +125,7 @@ void run_save(Run *r) {
     }
     r->host->barrier(r->host);
     r->saved_step = r->step;
+    watchdog_leave();
 }
 
 static void refuse_longer_past(const Run *r, const char *path, int64_t step) {

@@ -32,6 +32,7 @@ void run_check_directories(const Run *r) {
 }
 
 static Run *recorded_run;   // whose run.json die() completes
+static DieHook end_ranks;   // what die() has to do after that
 
 static void record_death(ExitCode code, const char *message) {
     Run *r = recorded_run;
@@ -39,7 +40,7 @@ static void record_death(ExitCode code, const char *message) {
     // Where all ranks fail at once, rank 0 must come to close the record before another's abort.
     if (r && r->host->rank > 0) usleep(RECORD_GRACE_US);
     if (r) metrics_close(r->metrics, code, message);
-    if (r && r->host->size > 1) r->host->abort(r->host, code);
+    if (end_ranks) end_ranks(code, message);
 }
 
 /* log.dir/plan.txt: one line per linear and GEMM. */
@@ -73,11 +74,12 @@ void run_record_open(Run *r) {
     };
     r->metrics = metrics_open(&options);
     recorded_run = r;
-    set_die_hook(record_death);
+    end_ranks = set_die_hook(record_death);
     if (r->comm->rank == 0) write_plan(r);
 }
 
 void run_record_close(Run *r, ExitCode code, const char *reason) {
     recorded_run = NULL;
+    set_die_hook(end_ranks);
     metrics_close(r->metrics, code, reason);
 }

@@ -162,7 +162,7 @@ CASE(barrier_and_device_communicator) {
 }
 
 int main(int argc, char **argv) {
-    comm = comm_host_open();
+    comm = comm_host_open(NULL);
     if (comm->rank != 0 && !freopen("/dev/null", "w", stdout)) return 1;
     int failed = test_run(argc, argv);
     comm->close(comm);

@@ -531,7 +531,7 @@ CASE(a_rank_that_stops_passes_by) {
 }
 
 int main(int argc, char **argv) {
-    comm = comm_host_open();
+    comm = comm_host_open(NULL);
     log_set_rank(comm->rank, comm->size);
     if (comm->rank > 0 && !freopen("/dev/null", "w", stdout)) return 1;
     int failed = test_run(argc, argv);

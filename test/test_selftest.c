@@ -269,7 +269,7 @@ static int start_with(void (*plant)(Ops *ops), Fp4Gemm fp4, BackendKind backend)
     small_model_open(&m);
     m.config.precision.backend = backend;
     SelftestOptions o = {cpu, &ops, fp4, &m.model, 96, 0, 0};
-    Comm *host = comm_host_open();
+    Comm *host = comm_host_open(NULL);
     int emulate = selftest_at_start(&o, &m.config, host);
     host->close(host);
     small_model_close(&m);
