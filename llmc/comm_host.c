@@ -21,9 +21,9 @@ enum {
 
 typedef struct {
     Transport *transport;
-    void *staging;        // (size, slice): every rank's copy of this rank's slice
-    Pieces parts, own;    // of every rank; this rank's, once for each sender, within staging
-    int64_t *cuts;        // [size + 1] of an all-reduce, or counted in bytes
+    void *staging;       // (size, slice): every rank's copy of this rank's slice
+    Pieces parts, own;   // of every rank; this rank's, once for each sender, within staging
+    int64_t *cuts;       // [size + 1] of an all-reduce, or counted in bytes
 } HostComm;
 
 /* NaN wins a maximum, as it does a sum: a rank that diverged must not be hidden by the others. */

@@ -12,12 +12,12 @@ extern "C" {
 #endif
 
 typedef struct {
-    const char *by;      // "mpirun", "RANK and WORLD_SIZE", "Slurm"; NULL: by nobody, one rank
-    int uses_mpi;        // the ranks find each other through MPI
-    int rank, size;      // size 0: only MPI knows
-    int local_rank;      // -1: not said
-    const char *hint;    // where the variables may mislead; "" for none
-    char job[128];       // of this start of this job, where the launcher names it; else ""
+    const char *by;     // "mpirun", "RANK and WORLD_SIZE", "Slurm"; NULL: by nobody, one rank
+    int uses_mpi;       // the ranks find each other through MPI
+    int rank, size;     // size 0: only MPI knows
+    int local_rank;     // -1: not said
+    const char *hint;   // where the variables may mislead; "" for none
+    char job[128];      // of this start of this job, where the launcher names it; else ""
 } Launch;
 
 /* Dies with EXIT_CONFIG, naming the variables, when they contradict each other. */

@@ -27,7 +27,11 @@ enum {
 
 typedef enum { ANSWER_WELCOME, ANSWER_NOT_ME, ANSWER_DIE } AnswerKind;
 
-typedef struct { Self self; int32_t to; char key[36]; } Call;
+typedef struct {
+    Self self;
+    int32_t to;
+    char key[36];
+} Call;
 
 typedef struct {
     char magic[16];
@@ -88,8 +92,8 @@ Self link_self(int rank, int size) {
     s.local_rank = -1;
     // Host names may repeat in a cluster of images; a boot is one machine's.
     size_t bytes;
-    char *problem, *boot =
-        try_read_text_file("/proc/sys/kernel/random/boot_id", 256, &bytes, &problem);
+    char *problem,
+        *boot = try_read_text_file("/proc/sys/kernel/random/boot_id", 256, &bytes, &problem);
     s.host_id = hash_text(hash_text(0xCBF29CE484222325u, s.host), boot ? boot : "");
     free(boot ? boot : problem);
     return s;
@@ -176,8 +180,7 @@ static struct sockaddr_in own_address(const char *interface, char *addresses, si
 Listener link_listen(const char *interface) {
     Listener l = {socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), {"", "", 0}};
     make_key(l.door.key);
-    struct sockaddr_in own =
-        own_address(interface, l.door.addresses, sizeof(l.door.addresses));
+    struct sockaddr_in own = own_address(interface, l.door.addresses, sizeof(l.door.addresses));
     socklen_t bytes = sizeof(own);
     if (l.fd < 0 || bind(l.fd, (struct sockaddr *)&own, sizeof(own)) != 0 ||
         listen(l.fd, BACKLOG) != 0 || getsockname(l.fd, (struct sockaddr *)&own, &bytes) != 0) {
@@ -313,9 +316,9 @@ static int belongs(int fd, const Call *call, const Listener *l, const Self *self
         refuse_all(fd, fds, self->size, text);
     }
     if (caller->rank < 0 || caller->rank >= self->size) return 0;
-    const Self *before = caller->rank == self->rank   ? self
-                         : fds[caller->rank] >= 0 ? &peers[caller->rank]
-                                                      : NULL;
+    const Self *before = caller->rank == self->rank ? self
+                         : fds[caller->rank] >= 0   ? &peers[caller->rank]
+                                                    : NULL;
     if (before && (before->pid != caller->pid || before->host_id != caller->host_id)) {
         snprintf(text, sizeof(text),
                  "two processes are rank %d: pid %d on %.63s and pid %d on %.63s; give each its "

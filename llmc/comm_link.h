@@ -21,19 +21,22 @@ enum { LINK_TEXT = 1024, LINK_HOST = 64 };
 
 /* Where a rank listens. Sent as it is: the ranks of a job run the same program. */
 typedef struct {
-    char key[36];            // 32 hexadecimal digits
-    char addresses[512];     // with spaces between; the likeliest to be reached from afar first
+    char key[36];          // 32 hexadecimal digits
+    char addresses[512];   // with spaces between; the likeliest to be reached from afar first
     int32_t port;
 } Door;
 
-typedef struct { int fd; Door door; } Listener;
+typedef struct {
+    int fd;
+    Door door;
+} Listener;
 
 /* What a process says of itself. */
 typedef struct {
     char magic[16];
-    Door door;                 // its own; key "" for none
+    Door door;   // its own; key "" for none
     char job[128], host[LINK_HOST];
-    uint64_t host_id;          // of host name and boot: equal for processes of one host
+    uint64_t host_id;   // of host name and boot: equal for processes of one host
     int32_t rank, size, pid, local_rank;
 } Self;
 

@@ -24,12 +24,13 @@ it is of another start (comm_link.h), and the ranks wait for rank 0 to replace i
 #include "outfile.h"
 
 enum {
-    LOOK_AGAIN_US = 100000,      // at the rendezvous file
-    ANSWER_MS = 10000,           // for rank 0, busy with others, to answer a call
-    GRACE_MS = 10000,            // that ranks wait longer for rank 0 than it waits for them
+    LOOK_AGAIN_US = 100000,   // at the rendezvous file
+    ANSWER_MS = 10000,        // for rank 0, busy with others, to answer a call
+    GRACE_MS = 10000,         // that ranks wait longer for rank 0 than it waits for them
     MAX_RENDEZVOUS_BYTES = 4096
 };
-#define RENDEZVOUS_FORMAT "train_gpt_nvfp4 rendezvous 1\nkey %s\nport %d\npid %d\nhost %s\naddresses "
+#define RENDEZVOUS_FORMAT                                                                          \
+    "train_gpt_nvfp4 rendezvous 1\nkey %s\nport %d\npid %d\nhost %s\naddresses "
 
 /* What one connection still has to carry. */
 typedef struct {
@@ -39,11 +40,11 @@ typedef struct {
 } Traffic;
 
 typedef struct {
-    int *fds;                 // [size] of the other ranks; -1 of this one
-    Self *peers;              // [size]
-    Traffic *traffic;         // [size]
-    struct pollfd *polled;    // [size] those that are not done
-    int *polled_rank;         // [size] whose they are
+    int *fds;                // [size] of the other ranks; -1 of this one
+    Self *peers;             // [size]
+    Traffic *traffic;        // [size]
+    struct pollfd *polled;   // [size] those that are not done
+    int *polled_rank;        // [size] whose they are
 } Mesh;
 
 // --- carrying bytes ---
@@ -76,8 +77,8 @@ static void carry(Transport *t) {
         int busy = 0;
         for (int r = 0; r < t->size; r++) {
             const Traffic *traffic = &m->traffic[r];
-            short events = (short)((traffic->out_left ? POLLOUT : 0) |
-                                   (traffic->in_left ? POLLIN : 0));
+            short events =
+                (short)((traffic->out_left ? POLLOUT : 0) | (traffic->in_left ? POLLIN : 0));
             if (!events) continue;
             m->polled[busy] = (struct pollfd){m->fds[r], events, 0};
             m->polled_rank[busy++] = r;
@@ -106,8 +107,7 @@ static Traffic traffic_of(const void *send, Pieces out, void *receive, Pieces in
 static void socket_exchange(Transport *t, const void *send, Pieces out, void *receive, Pieces in,
                             int unit) {
     Mesh *m = (Mesh *)t->impl;
-    for (int r = 0; r < t->size; r++)
-        m->traffic[r] = traffic_of(send, out, receive, in, r, unit);
+    for (int r = 0; r < t->size; r++) m->traffic[r] = traffic_of(send, out, receive, in, r, unit);
     Traffic *own = &m->traffic[t->rank];
     memcpy(own->in, own->out, own->in_left);
     own->in_left = own->out_left = 0;
@@ -168,8 +168,8 @@ static void socket_close(Transport *t) {
 /* Of this start of this job where the launcher names it, so that others do not replace it. */
 static char *rendezvous_path(const Launch *launch, const CommOptions *o) {
     if (o->file[0]) return xstrdup(o->file);
-    char *path = format_string("%s/rendezvous%s%s", o->directory, launch->job[0] ? "." : "",
-                               launch->job);
+    char *path =
+        format_string("%s/rendezvous%s%s", o->directory, launch->job[0] ? "." : "", launch->job);
     for (char *p = path + strlen(o->directory) + 1; *p; p++)
         if (*p == '/') *p = '_';
     return path;
@@ -202,9 +202,9 @@ static int read_rendezvous(const char *path, Self *root, char *why) {
     }
     memset(root, 0, sizeof(*root));
     int at = 0, port, pid;
-    int known = sscanf(content,
-                       "train_gpt_nvfp4 rendezvous 1 key %35s port %d pid %d host %63s addresses %n",
-                       root->door.key, &port, &pid, root->host, &at);
+    int known = sscanf(
+        content, "train_gpt_nvfp4 rendezvous 1 key %35s port %d pid %d host %63s addresses %n",
+        root->door.key, &port, &pid, root->host, &at);
     int whole = known == 4 && at > 0 && content[bytes - 1] == '\n';
     if (whole) {
         root->door.port = port;
@@ -242,10 +242,11 @@ static void die_of_missing(const Mesh *m, int first, const Launch *launch, const
                            const char *path) {
     char missing[128], message[LINK_TEXT];
     name_missing(m->fds, first, launch->size, missing, sizeof(missing));
-    snprintf(message, sizeof(message),
-             "of %d ranks (%s) these did not come to rank %d within %g s (parallel.timeout_s): %s. "
-             "Look at how they ended; did they start, with this same parallel.rendezvous_file (%s)%s?",
-             launch->size, launch->by, launch->rank, o->timeout_s, missing, path, launch->hint);
+    snprintf(
+        message, sizeof(message),
+        "of %d ranks (%s) these did not come to rank %d within %g s (parallel.timeout_s): %s. "
+        "Look at how they ended; did they start, with this same parallel.rendezvous_file (%s)%s?",
+        launch->size, launch->by, launch->rank, o->timeout_s, missing, path, launch->hint);
     for (int r = first; r < launch->size; r++)
         if (m->fds[r] >= 0) link_refuse(m->fds[r], EXIT_DEVICE, message);
     die(EXIT_DEVICE, "%s", message);

@@ -16,11 +16,13 @@ extern "C" {
 
 /* One piece of an array for each rank: [size] elements, [size] first element. They count from an
    address that is given beside them; int, as MPI's are. */
-typedef struct { int *counts, *starts; } Pieces;
+typedef struct {
+    int *counts, *starts;
+} Pieces;
 
 typedef struct Transport Transport;
 struct Transport {
-    const char *name;             // "mpi", "sockets"
+    const char *name;   // "mpi", "sockets"
     int rank, size, local_rank;
     void *impl;
     /* out.r of `send` goes to rank r, in.r of `receive` is what rank r has sent here. An element

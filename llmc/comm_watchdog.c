@@ -17,15 +17,15 @@ for all, because it hears all; the others only judge rank 0.
 #include "comm_link.h"
 
 enum {
-    BEAT_MS = 1000,            // between messages
-    LOOK_MS = 100,             // between looks at what has come
-    SILENCE_MS = 30000,        // after which a rank counts as dead
-    ASLEEP_MS = 5000,          // this process itself was stopped, if the thread slept so long
-    OPEN_MS = 10000,           // to make the connections
-    LAST_WORDS_MS = 10000,     // to close the record; then the process ends whatever it does
-    FAULT_MS = 3000,           // for the dead rank to be known where the device only sees a fault
-    MAX_NAMED = 4,             // ranks that are behind
-    LONG_WORK = 10             // times the timeout
+    BEAT_MS = 1000,          // between messages
+    LOOK_MS = 100,           // between looks at what has come
+    SILENCE_MS = 30000,      // after which a rank counts as dead
+    ASLEEP_MS = 5000,        // this process itself was stopped, if the thread slept so long
+    OPEN_MS = 10000,         // to make the connections
+    LAST_WORDS_MS = 10000,   // to close the record; then the process ends whatever it does
+    FAULT_MS = 3000,         // for the dead rank to be known where the device only sees a fault
+    MAX_NAMED = 4,           // ranks that are behind
+    LONG_WORK = 10           // times the timeout
 };
 
 typedef enum { DOING_NOTHING, DOING_WAIT, DOING_QUEUED } Doing;
@@ -38,7 +38,7 @@ typedef struct {
     int64_t count, step;   // its elements; -1 before the first step
     int32_t doing;         // Doing
     char name[24], work[24];
-    double begun_ms;       // now_ms() of the collective's begin; in messages: how long ago
+    double begun_ms;   // now_ms() of the collective's begin; in messages: how long ago
 } Status;
 
 typedef struct {
@@ -48,9 +48,9 @@ typedef struct {
 } Message;
 
 typedef struct {
-    int fd;                     // -1: not, or no longer, connected
-    double heard, moved;        // now_ms() of its last message, of its last progress
-    size_t used;                // of the message that is coming
+    int fd;                // -1: not, or no longer, connected
+    double heard, moved;   // now_ms() of its last message, of its last progress
+    size_t used;           // of the message that is coming
     Message coming;
     Status status;
     int32_t pid;
@@ -58,19 +58,21 @@ typedef struct {
 } Peer;
 
 static struct {
-    pthread_mutex_t lock;       // of own and device
+    pthread_mutex_t lock;   // of own and device
     Status own;
     WatchdogDevice device;
 
-    int running, closing;       // closing: atomic
+    int running, closing;   // closing: atomic
     pthread_t thread;
-    double timeout_ms;          // 0: never
-    int rank, size;             // size 1: only this process is watched
+    double timeout_ms;   // 0: never
+    int rank, size;      // size 1: only this process is watched
     int connected;
-    Peer *peers;                // [size]; all but its own at rank 0, else only rank 0
-    pthread_mutex_t wire;       // of sending
-    atomic_int ended;           // a verdict has been given, or told
-} w = {.lock = PTHREAD_MUTEX_INITIALIZER, .wire = PTHREAD_MUTEX_INITIALIZER, .size = 1,
+    Peer *peers;            // [size]; all but its own at rank 0, else only rank 0
+    pthread_mutex_t wire;   // of sending
+    atomic_int ended;       // a verdict has been given, or told
+} w = {.lock = PTHREAD_MUTEX_INITIALIZER,
+       .wire = PTHREAD_MUTEX_INITIALIZER,
+       .size = 1,
        .own = {.step = -1}};
 
 // --- what the communicators and the program tell ---
@@ -182,8 +184,7 @@ static void end_here(int exit_code, const char *text) {
 static void send_to(int rank, const Message *m) {
     pthread_mutex_lock(&w.wire);
     // Messages are few and small; who does not take them is silent, and found so.
-    if (w.peers[rank].fd >= 0)
-        send(w.peers[rank].fd, m, sizeof(*m), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (w.peers[rank].fd >= 0) send(w.peers[rank].fd, m, sizeof(*m), MSG_NOSIGNAL | MSG_DONTWAIT);
     pthread_mutex_unlock(&w.wire);
 }
 
@@ -244,11 +245,10 @@ static void judge_dead(int rank, const char *how) {
 static void listen_to(int rank) {
     Peer *p = &w.peers[rank];
     while (p->fd >= 0) {
-        ssize_t got = recv(p->fd, (char *)&p->coming + p->used, sizeof(Message) - p->used,
-                           MSG_DONTWAIT);
+        ssize_t got =
+            recv(p->fd, (char *)&p->coming + p->used, sizeof(Message) - p->used, MSG_DONTWAIT);
         if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
-        if (got <= 0)
-            judge_dead(rank, "went away: killed, crashed, or its host is down");
+        if (got <= 0) judge_dead(rank, "went away: killed, crashed, or its host is down");
         p->used += (size_t)got;
         if (p->used < sizeof(Message)) continue;
         p->used = 0;
@@ -274,8 +274,7 @@ static void check_silence(double now) {
 static void name_behind(char *text, size_t room) {
     int64_t lowest = INT64_MAX;
     int named = 0, lazy = 0;
-    for (int r = 0; r < w.size; r++)
-        lowest = min_i64(lowest, w.peers[r].status.collective);
+    for (int r = 0; r < w.size; r++) lowest = min_i64(lowest, w.peers[r].status.collective);
     for (int r = 0; r < w.size; r++) {
         const Status *s = &w.peers[r].status;
         lazy |= s->collective == lowest && s->doing == DOING_NOTHING;
@@ -286,8 +285,9 @@ static void name_behind(char *text, size_t room) {
         char who[128], what[256];
         if (s->collective != lowest || (lazy && s->doing != DOING_NOTHING)) continue;
         size_t used = strlen(text);
-        snprintf(text + used, room - used, "%s%s %s", named++ ? ", " : "; behind: ",
-                 peer_text(r, who, sizeof(who)), status_text(s, what, sizeof(what)));
+        snprintf(text + used, room - used, "%s%s %s",
+                 named++ ? ", " : "; behind: ", peer_text(r, who, sizeof(who)),
+                 status_text(s, what, sizeof(what)));
     }
 }
 
@@ -302,11 +302,12 @@ static void check_progress(double now) {
     }
     if (w.timeout_ms == 0 || now - moved < w.timeout_ms * (is_long ? LONG_WORK : 1)) return;
     if (w.connected) name_behind(behind, sizeof(behind));
-    snprintf(text, sizeof(text),
-             "nothing has gone on%s for %.0f s (parallel.timeout_s is %g%s): a collective, a device "
-             "or a file system hangs, or a step takes longer; a scheduler may start the job again%s",
-             w.connected ? " on any rank" : "", (now - moved) / 1000.0, w.timeout_ms / 1000.0,
-             is_long ? ", tenfold for long work" : "", behind);
+    snprintf(
+        text, sizeof(text),
+        "nothing has gone on%s for %.0f s (parallel.timeout_s is %g%s): a collective, a device "
+        "or a file system hangs, or a step takes longer; a scheduler may start the job again%s",
+        w.connected ? " on any rank" : "", (now - moved) / 1000.0, w.timeout_ms / 1000.0,
+        is_long ? ", tenfold for long work" : "", behind);
     judge(EXIT_HANG, text);
 }
 

@@ -183,8 +183,8 @@ int64_t config_steps(const Config *c, int world_size, int64_t epoch_sequences);
    to an equal Config. A ckpt.dir that follows from log.dir is "", and so follows another one. */
 char *config_to_json(const Config *c);
 /* What has changed since config_to_json gave `saved`: a line "KEY: OLD -> NEW" for each key that is
-   among the names, itself or its group ("model batch.seq_len"); NULL: all. Keys that the text does not have
-   are passed over. "" for no change; caller frees. */
+   among the names, itself or its group ("model batch.seq_len"); NULL: all. Keys that the text does
+   not have are passed over. "" for no change; caller frees. */
 char *config_changes(const Config *c, const char *saved, const char *names);
 /* What to say of a name that is no key: "; did you mean \"optim.lr\"?" for the nearest spelling or
    for the name in another program, else "; `help` lists all keys". Returns buffer. */

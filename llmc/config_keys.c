@@ -187,8 +187,9 @@ const ConfigKey config_keys[] = {
      "network interface, or IPv4 address of this host, that other ranks use; empty: the one that "
      "rank 0 is reached by", NULL},
     {KEY(FLOAT, parallel.timeout_s), "600", 0, 1e6,
-     "seconds that ranks wait for each other at the start, and after which a run where nothing goes "
-     "on ends with exit code 7 (work that takes long by its nature: ten times as long); 0: never",
+     "seconds that ranks wait for each other at the start, and after which a run where nothing "
+     "goes on ends with exit code 7 (work that takes long by its nature: ten times as long); 0: "
+     "never",
      NULL},
 
     {KEY(INT, memory.lmhead_chunks), "0", 0, 4096,
