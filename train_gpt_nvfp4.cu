@@ -24,6 +24,7 @@ kernel here, so that a C++ compiler builds it without nvcc; WITH_CUDA is tested 
 #include "llmc/resume.h"
 #include "llmc/run.h"
 #include "llmc/run_checkpoint.h"
+#include "llmc/run_guard.h"
 #include "llmc/run_phases.h"
 #include "llmc/run_ranks.h"
 #include "llmc/run_record.h"
@@ -31,9 +32,6 @@ kernel here, so that a C++ compiler builds it without nvcc; WITH_CUDA is tested 
 #include "llmc/stop.h"
 #include "llmc/verbs.h"
 #include "llmc/version.h"
-
-// guard.nan=skip: by then the weights are lost, not one batch
-enum { MAX_NONFINITE_IN_A_ROW = 10 };
 
 /* --- the machine --- */
 
@@ -120,20 +118,6 @@ static void train_step(Run *r) {
     r->state.grad_norm = (float)drop_nan_sign(r->state.grad_norm);
 }
 
-/* The device has skipped the update of a step that is not finite; too many in a row end the run. */
-static void stop_if_diverged(Run *r) {
-    r->nonfinite_in_a_row = r->state.nonfinite ? r->nonfinite_in_a_row + 1 : 0;
-    int allowed = r->config.guard.nan == NAN_STOP ? 0 : MAX_NONFINITE_IN_A_ROW - 1;
-    if (r->nonfinite_in_a_row <= allowed) return;
-    const char *culprit = gradients_first_nonfinite(&r->model, r->host);
-    die(EXIT_DIVERGED,
-        "step %lld: loss %g, gradient norm %g; first tensor whose gradient is not finite: %s. The "
-        "update was not applied. Lower optim.lr or raise sched.warmup_steps; guard.nan=skip goes "
-        "on for up to 9 such steps in a row",
-        (long long)r->step + 1, r->state.loss, r->state.grad_norm,
-        culprit ? culprit : "none: the loss itself is not finite");
-}
-
 static void report_step(Run *r, double time_ms) {
     StepRecord record;
     memset(&record, 0, sizeof(record));
@@ -202,7 +186,7 @@ static int one_step(Run *r) {
     if (first) watchdog_leave();
     r->device->sealed = 1;
     if (r->state.stop_votes > 0) return 0;
-    stop_if_diverged(r);
+    run_guard_step(r);
     if (first) gradients_check_arrival(&r->model, r->host, r->step);
     report_step(r, now_ms() - started);
     guard_push(&r->guard, r->state.loss, r->state.grad_norm, r->state.skip);
@@ -212,12 +196,17 @@ static int one_step(Run *r) {
     return 1;
 }
 
-/* Returns 1 when all steps are done, 0 when it was asked to stop. What belongs to step S comes
-   before its training, so that a run resumed at S writes the same record. */
+/* Returns 1 when all steps are done, or those that ckpt.until asks for, and 0 when it was asked to
+   stop. What belongs to step S comes before its training, so that a run resumed at S writes the
+   same record. */
 static int train_loop(Run *r) {
     const Config *c = &r->config;
     for (;;) {
         int last = r->step == r->steps;
+        if (!last && c->ckpt.until > 0 && r->step >= c->ckpt.until) {
+            run_save(r);
+            return 1;
+        }
         int validated = !(last || due(r->step, c->eval.every)) || validate(r);
         if (r->step > 0 && due(r->step, c->sample.every)) print_sample(r, (int)r->step);
         if (last) return validated;
@@ -303,7 +292,8 @@ static int verb_train(int num_args, char **args) {
         log_line("interrupted at step %lld by %s; the same command%s goes on from there",
                  (long long)r->step, stop_requested() ? stop_signal() : "another rank",
                  strcmp(c->ckpt.resume, "auto") == 0 ? "" : " with ckpt.resume=auto");
-    run_record_close(r, code, finished ? "finished" : "interrupted");
+    const char *reason = r->step < r->steps ? "ckpt.until" : "finished";
+    run_record_close(r, code, finished ? reason : "interrupted");
     run_close(r);
     return code;
 }

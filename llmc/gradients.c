@@ -44,12 +44,3 @@ void gradients_check_arrival(Model *m, Comm *host, int64_t step) {
     log_line("gradients   reach %d of %d tensors in step %lld", m->params.count - zero,
              m->params.count, (long long)step + 1);
 }
-
-const char *gradients_first_nonfinite(Model *m, Comm *host) {
-    const char *name = NULL;
-    float *norms = gradient_norms(m, host);
-    for (int i = 0; i < m->params.count && !name; i++)
-        if (!isfinite(norms[i])) name = m->params.params[i].name;
-    free(norms);
-    return name;
-}

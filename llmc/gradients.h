@@ -19,8 +19,6 @@ extern "C" {
 /* A tensor that no gradient reaches trains nothing and says nothing: warns of each, and logs how
    many of all they reach in `step`, an index from 0. */
 void gradients_check_arrival(Model *m, Comm *host, int64_t step);
-/* Name of the first tensor whose gradient is not finite; NULL where all are. */
-const char *gradients_first_nonfinite(Model *m, Comm *host);
 
 #ifdef __cplusplus
 }

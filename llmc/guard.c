@@ -25,6 +25,7 @@ static void window_push(GuardWindow *w, double value) {
 }
 
 void guard_push(Guard *g, double loss, double norm, int skipped) {
+    g->skips = skipped ? g->skips + 1 : 0;
     if (skipped || !isfinite(loss) || !isfinite(norm)) return;
     window_push(&g->loss, loss);
     window_push(&g->norm, norm);

@@ -26,6 +26,7 @@ typedef struct {
 typedef struct {
     double loss_z, norm_z;    // guard.skip_loss_z, guard.skip_grad_z; 0: no limit
     GuardWindow loss, norm;   // the state: what a checkpoint keeps
+    double skips;             // the same: steps skipped in a row, whatever for
 } Guard;
 
 Guard guard_make(double loss_z, double norm_z);

@@ -58,7 +58,6 @@ typedef struct {
     int64_t step, steps;         // done, in all
     int64_t saved_step;          // of the newest checkpoint in ckpt.dir that is this run's; or -1
     int64_t position;            // next sequence of the data order
-    int nonfinite_in_a_row;      // steps skipped for that
     int64_t tokens;              // trained on; batch.total_tokens may have been another before
     int32_t *inputs, *targets;   // one micro-batch on the host
     void *staging;               // RUN_STAGING_BYTES: tensors pass through it on their way to files

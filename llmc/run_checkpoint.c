@@ -11,7 +11,7 @@
 #include "resume.h"
 #include "run_phases.h"
 
-enum { NUM_RUN_FIELDS = 4, PHASE_VALUES = 2 };
+enum { NUM_RUN_FIELDS = 5, PHASE_VALUES = 2 };
 
 /* Of a run with a schedule: the phase, and where "sqrt3" came, the step of that. */
 static double phase_values[PHASE_VALUES];
@@ -20,6 +20,7 @@ static int num_phase_values;
 /* Sequences of data.train: with another number of them a position means another sequence. */
 static double data_sequences;
 static int num_data_sequences;
+static int num_skips;   // 1
 
 /* `fields` lives as long as the result. */
 static CheckpointState checkpoint_state(Run *r, CheckpointField fields[NUM_RUN_FIELDS]) {
@@ -34,8 +35,11 @@ static CheckpointState checkpoint_state(Run *r, CheckpointField fields[NUM_RUN_F
                              PHASE_VALUES};
     CheckpointField data = {"data_sequences", FIELD_COUNTS_IF_ANY, &data_sequences,
                             &num_data_sequences, 1};
+    num_skips = 1;
+    CheckpointField skips = {"guard_skips", FIELD_COUNTS_IF_ANY, &g->skips, &num_skips, 1};
     fields[2] = data;
-    fields[3] = phase;
+    fields[3] = skips;
+    fields[4] = phase;
     CheckpointState s;
     memset(&s, 0, sizeof(s));
     s.step = r->step;

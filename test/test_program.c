@@ -373,7 +373,10 @@ CASE(divergence_ends_the_run) {
     const RecordLine *last = &record.lines[record.count - 1];
     const char *step = text("error: step %lld: loss nan", (long long)last->step + 2);
     EXPECT(strncmp(ran.err, step, strlen(step)) == 0, "want \"%s\": %s", step, ran.err);
-    EXPECT(strstr(ran.err, "first tensor whose gradient is not finite: embed.tokens.weight") &&
+    EXPECT(strstr(ran.err, "It begins in rank 0, micro-batch 1 of 2 (sequences ") &&
+               strstr(ran.err, "the residual stream is not finite behind ") &&
+               strstr(ran.err, "in backward's order that is not finite: embed.tokens.weight. ") &&
+               strstr(ran.err, "scripts/replay.py run/replay_step_") &&
                strstr(ran.err, "guard.nan=skip"),
            "%s", ran.err);
     EXPECT(isfinite(last->loss), "the last step that was recorded");
