@@ -212,7 +212,7 @@ CASE(at_most_eight_files) {
 }
 
 int main(int argc, char **argv) {
-    host = comm_host_open();
+    host = comm_host_open(NULL);
     if (host->rank != 0 && !freopen("/dev/null", "w", stdout)) return 1;
     log_set_rank(host->rank, host->size);
     snprintf(folder, sizeof(folder), "%s", test_temp_dir());
