@@ -58,10 +58,11 @@ double eval_run(Evaluation *e, Model *m, Comm *host) {
     int64_t count = e->sequences / e->micro;
     // Losses, and behind them the ranks that were asked to stop.
     float *losses = (float *)xmalloc((size_t)(count + 1) * sizeof(float));
-    for (int64_t i = 0; i < count && losses[count] == 0; i++) {
-        losses[count] = (float)stop_requested();
-        if (losses[count] == 0 && i % host->size == host->rank)
-            losses[i] = batch_loss(e, m, i * e->micro);
+    for (int64_t first = 0; first < count; first += host->size) {
+        int64_t i = first + host->rank;
+        if (losses[count] == 0) losses[count] = (float)stop_requested();
+        if (losses[count] == 0 && i < count) losses[i] = batch_loss(e, m, i * e->micro);
+        else model_pass_by(m, 0);
         watchdog_tick();
     }
     // Each has one rank's loss and the others' zeros, so that the sum below is that of one rank.

@@ -181,10 +181,13 @@ static Tensor buffer(Arena *a, size_t bytes) {
     return bytes > 0 ? arena_tensor(a, DT_U8, 1, (int64_t)bytes) : none;
 }
 
+void linear_place_amax(Linear *l, Arena *a) {
+    l->amax = arena_tensor(a, DT_F32, 1, NUM_GEMMS * NUM_SIDES);
+}
+
 void linear_place_weights(const Engine *e, Linear *l, Arena *a) {
     Tensor none = {0};   // another phase's place is not this one's
     l->w_buffers[1] = l->w_mask = none;
-    l->amax = arena_tensor(a, DT_F32, 1, NUM_GEMMS * NUM_SIDES);
     l->w_buffers[0] = buffer(a, made_bytes(e, l, GEMM_FPROP, SIDE_B, l->out, l->in));
     if (!linear_shares_weight(e, l))
         l->w_buffers[1] = buffer(a, made_bytes(e, l, GEMM_DGRAD, SIDE_B, l->in, l->out));

@@ -124,7 +124,8 @@ typedef struct { Tensor dy; QOperand row, token; } LinearGrad;
 /* Adds weight (and bias) to the table; std is that of the initial weights. */
 void linear_declare(Linear *l, ParamTable *t, const char *name, int in, int out, int has_bias,
                     float std);
-/* Buffers of quantised weights; called twice by the arena protocol. */
+/* Maxima in use, and buffers of quantised weights; called twice by the arena protocol. */
+void linear_place_amax(Linear *l, Arena *a);
 void linear_place_weights(const Engine *e, Linear *l, Arena *a);
 /* Buffer for the token operand, for up to `tokens` rows. */
 void linear_place_saved(const Engine *e, const Linear *l, LinearSaved *saved, Arena *a,
@@ -163,6 +164,19 @@ int linear_reads_values(const Linear *l, GemmKind g);
 int linear_quantized_gemms(const Linear *l);
 
 void linear_prepare(Engine *e, Linear *l);
+/* Where ranks keep rows of weights (zero.h): whether fprop's operand can be made of rows by
+   themselves, as NVFP4 codes and block scales, of which each rank makes the values that products
+   read; linear_shares_codes: dgrad's, too. Then, for whole tiles of rows, (n,IC) in the model
+   dtype: their maximum, which is to be that of all ranks' rows before codes are made; what products
+   read, linear_take_codes; and its rows, linear_decode_rows. */
+int linear_rows_have_codes(const Engine *e, const Linear *l);
+int linear_shares_codes(const Engine *e, const Linear *l);
+size_t linear_codes_bytes(const Linear *l, int64_t rows);   // a multiple of 16, as is their address
+float *linear_codes_amax(const Linear *l);                  // the operand's, device scalar
+void linear_find_amax(Engine *e, const Linear *l, float *amax, Tensor rows);
+void linear_make_codes(Engine *e, const Linear *l, void *codes, Tensor rows);
+void linear_take_codes(const Engine *e, Linear *l);
+void linear_decode_rows(Engine *e, const Linear *l, int64_t first, int64_t rows, void *codes);
 /* Of x the row operand, and where the engine trains and `saved` is not NULL, the token operand. */
 QOperand linear_input(Engine *e, Linear *l, LinearSaved *saved, Tensor x);
 /* The token operand alone: the same bits. */

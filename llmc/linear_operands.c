@@ -5,6 +5,8 @@
 #include "common.h"
 #include "linear_parts.h"
 
+enum { CODES_ALIGN = 16 };   // bytes: rows of codes one behind the other
+
 /* One operand to be made: of which GEMM and side, in which buffer unless it is the tensor itself,
    and where its description goes. */
 typedef struct {
@@ -202,6 +204,78 @@ void linear_prepare(Engine *e, Linear *l) {
     if (!requantized) return;
     dgrad.operand = &l->w[GEMM_DGRAD];
     requantize(e, l, &l->w[GEMM_FPROP], dgrad, 1);
+}
+
+/* --- weights of which ranks keep rows --- */
+
+int linear_rows_have_codes(const Engine *e, const Linear *l) {
+    const Operand *w = linear_cell(l, GEMM_FPROP, SIDE_B);
+    return operand_is_nvfp4(w) && w->rounding == ROUND_NEAREST && w->amax == AMAX_CURRENT &&
+           !w->mask && !linear_controls_channels(l) &&
+           linear_gemm_form(e, l, GEMM_FPROP) == FORM_VALUES &&
+           linear_values_dtype(l, GEMM_FPROP) == DT_BF16;
+}
+
+int linear_shares_codes(const Engine *e, const Linear *l) {
+    return linear_rows_have_codes(e, l) && linear_shares_weight(e, l);
+}
+
+size_t linear_codes_bytes(const Linear *l, int64_t rows) {
+    FormatId format = linear_cell(l, GEMM_FPROP, SIDE_B)->format;
+    if (rows == 0) return 0;
+    size_t bytes = linear_format_bytes(FORM_PACKED, format, DT_BF16, rows, l->in);
+    return (size_t)round_up((int64_t)bytes, CODES_ALIGN);
+}
+
+float *linear_codes_amax(const Linear *l) { return linear_amax(l, GEMM_FPROP, SIDE_B); }
+
+/* fprop's operand of some rows of the weight. */
+static QOperand operand_of_rows(const Linear *l, void *codes, int64_t rows, float *amax) {
+    const Operand *w = linear_cell(l, GEMM_FPROP, SIDE_B);
+    QOperand q;
+    memset(&q, 0, sizeof(q));
+    q.form = FORM_PACKED;
+    q.format = w->format;
+    q.data = codes;
+    q.rows = rows;
+    q.k = l->in;
+    q.k_contiguous = 1;
+    q.amax = amax;
+    q.dequant_div = quantize_dequant_div(w);
+    q.scales = linear_packed_scales(&q);
+    return q;
+}
+
+static Quantizer weight_quantizer(const Engine *e, const Linear *l) {
+    OperandRequest request = {GEMM_FPROP, SIDE_B, {0}, NULL, NULL};
+    Tensor none = {0};
+    Material m = tensor_material(none, 1);
+    return quantizer(e, l, &request, &m, 0);
+}
+
+void linear_find_amax(Engine *e, const Linear *l, float *amax, Tensor rows) {
+    Quantizer how = weight_quantizer(e, l);
+    QOperand q = operand_of_rows(l, rows.data, rows.rows, amax);   // no codes are written
+    e->ops->amax_pair(e->device, &q, &how, NULL, NULL, rows);
+}
+
+void linear_make_codes(Engine *e, const Linear *l, void *codes, Tensor rows) {
+    Quantizer how = weight_quantizer(e, l);
+    QOperand q = operand_of_rows(l, codes, rows.rows, linear_codes_amax(l));
+    e->ops->quantize_pair(e->device, &q, &how, NULL, NULL, rows);
+}
+
+void linear_take_codes(const Engine *e, Linear *l) {
+    Tensor weight = e->params->params[l->weight].value;
+    OperandRequest fprop = {GEMM_FPROP, SIDE_B, l->w_buffers[0], NULL, NULL};
+    l->w[GEMM_FPROP] = made_operand(e, l, &fprop, weight, 0);
+    if (linear_shares_weight(e, l)) l->w[GEMM_DGRAD] = read_other_way(l->w[GEMM_FPROP]);
+}
+
+void linear_decode_rows(Engine *e, const Linear *l, int64_t first, int64_t rows, void *codes) {
+    Tensor values = tensor_view(l->w_buffers[0].data, DT_BF16, l->out, l->in);
+    QOperand q = operand_of_rows(l, codes, rows, linear_codes_amax(l));
+    e->ops->decode_values(e->device, tensor_rows(values, first, rows), &q);
 }
 
 /* Operands of x: the row operand, where it is wanted or others are made of its values, and where

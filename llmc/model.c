@@ -334,8 +334,7 @@ static void layout(Model *m, const Config *c, const Ops *ops, int training) {
     if (training)
         zero_place(&m->zero, &m->params, parameters, &a[ARENA_GRADIENTS], &a[ARENA_OPTIMIZER]);
     else param_table_place(&m->params, parameters, NULL, NULL, 0);
-    for (int id = 0; id < model_num_linears(m); id++)
-        linear_place_weights(&m->engine, model_linear(m, id), &a[ARENA_WEIGHTS]);
+    model_place_weights(m, training);
     m->engine.state = (StepState *)arena_tensor(&a[ARENA_TABLES], DT_U8, 1, sizeof(StepState)).data;
     if (m->config.pos == POS_ROPE) {
         m->rope_table = arena_tensor(&a[ARENA_TABLES], DT_F32, m->max_T, m->config.head_dim);
@@ -442,6 +441,10 @@ void model_begin_phase(Model *m, int64_t step, int phase) {
 }
 
 void model_prepare_weights(Model *m) {
+    if (m->observer && m->observer->prepare) {
+        m->observer->prepare(m->observer->self);
+        return;
+    }
     for (int id = 0; id < model_num_linears(m); id++)
         linear_prepare(&m->engine, model_linear(m, id));
 }
@@ -488,6 +491,27 @@ static void upload_tokens(Model *m, Tensor to, const int32_t *tokens, int B, int
     m->engine.device->upload(m->engine.device, to.data, tokens, (size_t)N * sizeof(int32_t));
 }
 
+static void show_forward(const Model *m, int branch) {
+    if (m->observer) m->observer->forward(m->observer->self, branch);
+}
+
+static void show_backward(const Model *m, int stage) {
+    if (m->observer) m->observer->backward(m->observer->self, stage);
+}
+
+static void show_done(const Model *m, int stage) {
+    if (m->observer) m->observer->done(m->observer->self, stage);
+}
+
+void model_pass_by(const Model *m, int backward) {
+    if (!m->observer) return;
+    for (int i = 0; i <= m->num_branches; i++) show_forward(m, i);
+    for (int stage = m->num_branches; backward && stage >= -1; stage--) {
+        show_backward(m, stage);
+        show_done(m, stage);
+    }
+}
+
 /* Vectors of m->tokens through all blocks and the final norm: final_out (N,C). What a branch gives
    is added to the residual stream by the op that takes the next norm. */
 static void forward(Model *m, int B, int T) {
@@ -500,7 +524,7 @@ static void forward(Model *m, int B, int T) {
     NormSite norm = norm_site(m, 0, N);
     op->forward(e->device, norm.out, norm.stats, x, norm.w, norm.b, m->config.norm_eps);
     for (int i = 0; i < m->num_branches; i++) {
-        if (m->observer) m->observer->forward(m->observer->self, i);
+        show_forward(m, i);
         Tensor branch = block_forward(e, &m->blocks[i], &m->scratch, N, T);
         Residual add = {tensor_rows(m->residual[i + 1], 0, N), x, branch};
         norm = norm_site(m, i + 1, N);
@@ -508,6 +532,7 @@ static void forward(Model *m, int B, int T) {
                              m->config.norm_eps);
         x = add.sum;
     }
+    show_forward(m, m->num_branches);
 }
 
 static FormatId plain_format(const Model *m) {
@@ -540,14 +565,6 @@ static void head(Model *m, int64_t N, float loss_scale, Tensor dfinal) {
         e->ops->gemm(e->device, grad_of(m, m->head), &token_dy, &token_x, accumulate);
     }
     e->ops->sum(e->device, &e->state->loss, tensor_rows(m->losses, 0, N), loss_scale);
-}
-
-static void show_backward(const Model *m, int stage) {
-    if (m->observer) m->observer->backward(m->observer->self, stage);
-}
-
-static void show_done(const Model *m, int stage) {
-    if (m->observer) m->observer->done(m->observer->self, stage);
 }
 
 /* All of a micro-step that the device does by itself, once tokens and targets are there. */

@@ -31,9 +31,11 @@ typedef enum {
    ZeroRange's do: num_branches the head with the final norm, then branches, -1 the embedding. */
 typedef struct {
     void *self;
-    void (*forward)(void *self, int branch);   // comes next
+    void (*forward)(void *self, int branch);   // comes next; num_branches: all are through
     void (*backward)(void *self, int stage);   // comes next
     void (*done)(void *self, int stage);       // its gradients are complete
+    // makes the operands of the weights, in the place of model_prepare_weights; NULL: does not
+    void (*prepare)(void *self);
 } PassObserver;
 
 enum { NUM_STATE_SUMS = 2 };   // loss and stop_votes of a StepState: what ranks add up of it
@@ -57,7 +59,10 @@ typedef struct {
     // of several ranks: loss, stop_votes, and the norm of each bucket's part of each rank,
     // (1, 2 + buckets x ranks) f32; buckets in bf16 on their way, (2, largest), or empty
     Tensor rank_sums, rank_staging;
-    const PassObserver *observer;   // of passes that train; NULL: none
+    // of level 3: codes of own rows, what is gathered of two buckets (2, bytes), and maxima of
+    // linears' weights (1, linears) f32
+    Tensor rank_codes, rank_wire, rank_maxima;
+    const PassObserver *observer;   // NULL: none
     Engine engine;
     Block *blocks;               // residual branches, in order
     int num_branches;
@@ -103,6 +108,14 @@ void model_declare(Model *m, const Config *c);
 /* Makes this rank `rank` of `size`, at the level that parallel.zero asks for: arenas hold its
    share. After model_declare; forward alone keeps all weights on each rank. */
 void model_split(Model *m, const Config *c, int rank, int size);
+/* At level 3, in the phase at hand: 1 where weights of a bucket travel as codes, before forward or
+   before backward; else as values. */
+int model_sends_codes(Model *m, int bucket, int backward);
+/* Bytes of these codes up to those of each rank, (ranks + 1); all 0 where there are none. */
+void model_codes_cuts(Model *m, int bucket, int64_t *cuts);
+/* Rows of a linear's weight that `rank` owns. */
+typedef struct { int64_t first, count; } RowRange;
+RowRange model_own_rows(const Model *m, const Linear *l, int rank);
 /* Lays out and takes all memory. training 0: forward only. Weights are undefined until model_init
    or a checkpoint. */
 void model_place(Model *m, const Config *c, Device *d, const Ops *ops, int training);
@@ -135,6 +148,8 @@ void model_forward_backward(Model *m, const int32_t *tokens, const int32_t *targ
 /* The same, never recorded and without a trace in what is: for passes beside the training. */
 void model_pass(Model *m, const int32_t *tokens, const int32_t *targets, int B, int T,
                 float loss_scale);
+/* Tells the observer of a pass of which nothing is computed: forward alone, or backward, too. */
+void model_pass_by(const Model *m, int backward);
 /* Forward only: adds the sum of the losses times loss_scale to state->loss. */
 void model_evaluate(Model *m, const int32_t *tokens, const int32_t *targets, int B, int T,
                     float loss_scale);

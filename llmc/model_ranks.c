@@ -5,7 +5,7 @@
 #include "common.h"
 #include "model_parts.h"
 
-enum { MIN_TILE_ROWS = 16, RANGE_ALIGN = 128, MIB_OF_F32 = 1 << 18 };
+enum { MIN_TILE_ROWS = 16, RANGE_ALIGN = 128, MIB_OF_F32 = 1 << 18, WIRE_ALIGN = 256 };
 
 static int64_t param_end(const Model *m, int index) {
     const Param *p = &m->params.params[index];
@@ -56,11 +56,93 @@ void model_split(Model *m, const Config *c, int rank, int size) {
     free(ranges);
 }
 
+/* --- weights at level 3 --- */
+
+/* Linears of a bucket of branches, by id: from *first on; returns how many. */
+static int linears_of(const ZeroBucket *b, int *first) {
+    *first = 2 * b->range.closes;
+    return b->range.is_block ? 2 * (b->range.opens - b->range.closes + 1) : 0;
+}
+
+int model_sends_codes(Model *m, int bucket, int backward) {
+    int first, count = linears_of(&m->zero.buckets[bucket], &first);
+    for (int id = first; id < first + count; id++) {
+        const Linear *l = model_linear(m, id);
+        if (!(backward ? linear_shares_codes : linear_rows_have_codes)(&m->engine, l)) return 0;
+    }
+    return count > 0;
+}
+
+RowRange model_own_rows(const Model *m, const Linear *l, int rank) {
+    ZeroPiece piece = zero_piece(&m->zero, &m->params.params[l->weight], rank);
+    RowRange rows = {piece.begin / l->in, piece.count / l->in};
+    return rows;
+}
+
+void model_codes_cuts(Model *m, int bucket, int64_t *cuts) {
+    int first, count = linears_of(&m->zero.buckets[bucket], &first);
+    if (!model_sends_codes(m, bucket, 0)) count = 0;
+    cuts[0] = 0;
+    for (int r = 0; r < m->zero.size; r++) {
+        cuts[r + 1] = cuts[r];
+        for (int id = first; id < first + count; id++) {
+            const Linear *l = model_linear(m, id);
+            cuts[r + 1] += (int64_t)linear_codes_bytes(l, model_own_rows(m, l, r).count);
+        }
+    }
+}
+
+static void place_codes(Model *m) {
+    int64_t own = 0, most = 0;
+    int64_t *cuts = (int64_t *)xmalloc(((size_t)m->zero.size + 1) * sizeof(int64_t));
+    for (int i = 0; i < m->zero.num_buckets; i++) {
+        model_codes_cuts(m, i, cuts);
+        own += cuts[m->zero.rank + 1] - cuts[m->zero.rank];
+        most = max_i64(most, cuts[m->zero.size]);
+    }
+    free(cuts);
+    Arena *weights = &m->arenas[ARENA_WEIGHTS];
+    m->rank_codes = arena_tensor(weights, DT_U8, 1, own);
+    m->rank_wire = arena_tensor(weights, DT_U8, 2, round_up(most, WIRE_ALIGN));
+    m->rank_maxima = arena_tensor(weights, DT_F32, 1, model_num_linears(m));
+}
+
+static void place_operands(Model *m, const ZeroBucket *b, Arena *a) {
+    int first, count = linears_of(b, &first);
+    for (int id = first; id < first + count; id++)
+        linear_place_weights(&m->engine, model_linear(m, id), a);
+}
+
+void model_place_weights(Model *m, int training) {
+    Arena *a = &m->arenas[ARENA_WEIGHTS];
+    for (int id = 0; id < model_num_linears(m); id++) linear_place_amax(model_linear(m, id), a);
+    if (!training || m->zero.level < 3) {
+        for (int id = 0; id < model_num_linears(m); id++)
+            linear_place_weights(&m->engine, model_linear(m, id), a);
+        return;
+    }
+    size_t most = 0, begin = a->used;
+    for (int i = 0; i < m->zero.num_buckets; i++) {
+        Arena one = arena_measure(a->name, a->device);
+        place_operands(m, &m->zero.buckets[i], &one);
+        most = one.used > most ? one.used : most;
+    }
+    for (int i = 0; i < m->zero.num_buckets; i++) {
+        const ZeroBucket *b = &m->zero.buckets[i];
+        a->used = begin + (b->window == WINDOW_ODD ? most : 0);
+        place_operands(m, b, a);
+    }
+    a->used = begin + 2 * most;
+}
+
+/* --- what travels --- */
+
 void model_place_ranks(Model *m, const Config *c) {
     const ZeroPlan *z = &m->zero;
     if (z->size == 1) return;
     m->rank_sums = arena_tensor(&m->arenas[ARENA_TABLES], DT_F32, 1,
                                 NUM_STATE_SUMS + (int64_t)z->num_buckets * z->size);
+    if (z->level == 3) place_codes(m);
     if (c->parallel.grad_dtype == DT_BF16)
         m->rank_staging = arena_tensor(&m->arenas[ARENA_GRADIENTS], DT_BF16, 2, z->largest);
 }

@@ -100,6 +100,7 @@ typedef struct Ops {
                               int64_t *count, const StepState *state);
     void (*step_decide)(Device *, StepState *state);
     void (*adamw)(Device *, AdamWTensors, AdamWConfig, const StepState *state);
+    void (*decode_values)(Device *, Tensor out, const QOperand *);
     void (*convert)(Device *, Tensor out, Tensor x);
     void (*add)(Device *, Tensor out, Tensor x);
 } Ops;

@@ -78,6 +78,7 @@ const Ops ops_cpu = {
     .oscillation_reset = oscillation_reset_cpu,
     .step_decide = step_decide_cpu,
     .adamw = adamw_cpu,
+    .decode_values = decode_values_cpu,
     .convert = convert_cpu,
     .add = add_cpu,
 };

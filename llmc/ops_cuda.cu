@@ -81,6 +81,7 @@ const Ops ops_cuda = {
     oscillation_reset_cuda,
     step_decide_cuda,
     adamw_cuda,
+    decode_values_cuda,
     convert_cuda,
     add_cuda,
 };

@@ -1,11 +1,10 @@
 /* parallel -- gradients of several ranks, and the step that all take together; see parallel.h. */
-#include "parallel.h"
-
 #include <stdlib.h>
 #include <string.h>
 
 #include "common.h"
 #include "optimizer.h"
+#include "parallel_parts.h"
 
 /* --- what cannot be had --- */
 
@@ -18,6 +17,8 @@ void parallel_refuse(const Config *c, int ranks) {
          "looks at whole master weights"},
         {2, c->log.telemetry_every > 0, "log.telemetry_every",
          "looks at the whole gradient of a micro-batch"},
+        {3, c->sample.every > 0, "sample.every", "runs rank 0 alone, with all weights"},
+        {3, c->eval.also_bf16, "eval.also_bf16", "multiplies whole weights in BF16"},
     };
     for (int i = 0; ranks > 1 && i < ARRAY_LEN(rows); i++) {
         if (!rows[i].wanted || c->parallel.zero < rows[i].level) continue;
@@ -96,16 +97,16 @@ static void send(Parallel *p, int bucket) {
 
 /* --- the pass --- */
 
-static void on_forward(void *self, int branch) {
-    (void)self;
-    (void)branch;
-}
+static void on_forward(void *self, int branch) { weights_forward((Parallel *)self, branch); }
+
+static void on_prepare(void *self) { weights_prepare((Parallel *)self); }
 
 /* Gradients that are not kept begin anew in each micro-step. */
 static void on_backward(void *self, int stage) {
     Parallel *p = (Parallel *)self;
     Model *m = p->model;
     const ZeroPlan *z = &m->zero;
+    weights_backward(p, stage);
     for (int i = 0; z->level >= 2 && i < z->num_buckets; i++) {
         if (z->buckets[i].range.opens != stage) continue;
         Tensor window = zero_gradients(z, &z->buckets[i], &m->params);
@@ -124,6 +125,7 @@ static void on_done(void *self, int stage) {
     Parallel *p = (Parallel *)self;
     const ZeroPlan *z = &p->model->zero;
     if (stage >= 0 && stage < p->model->num_branches) finish_branch(p->model, stage);
+    weights_done(p, stage);
     for (int i = 0; i < z->num_buckets; i++)
         if (z->buckets[i].range.closes == stage) send(p, i);
     // Here, and not before the step: a recording takes what it has begun to its end.
@@ -136,15 +138,7 @@ void parallel_begin(Parallel *p, int is_last) {
     p->model->observer = sends ? &p->observer : NULL;
 }
 
-void parallel_pass_by(Parallel *p) {
-    const PassObserver *o = p->model->observer;
-    int n = p->model->num_branches;
-    for (int i = 0; o && i < n; i++) o->forward(o->self, i);
-    for (int stage = n; o && stage >= -1; stage--) {
-        o->backward(o->self, stage);
-        o->done(o->self, stage);
-    }
-}
+void parallel_pass_by(Parallel *p) { model_pass_by(p->model, 1); }
 
 /* --- the step --- */
 
@@ -216,7 +210,7 @@ static void update_parts(Parallel *p) {
 
 void parallel_step(Parallel *p) {
     Model *m = p->model;
-    m->observer = NULL;
+    if (m->zero.level < 3) m->observer = NULL;
     if (m->zero.size == 1) {
         model_finish_gradients(m);
         optimizer_step(m, p->config);
@@ -231,7 +225,9 @@ void parallel_step(Parallel *p) {
 /* --- opening, describing --- */
 
 void parallel_open(Parallel *p, Comm *comm, Model *m, const Config *c) {
-    PassObserver observer = {p, on_forward, on_backward, on_done};
+    // At level 3 no pass runs without it.
+    int is_needed = m->zero.level == 3;
+    PassObserver observer = {p, on_forward, on_backward, on_done, is_needed ? on_prepare : NULL};
     memset(p, 0, sizeof(*p));
     p->comm = comm;
     p->model = m;
@@ -239,26 +235,54 @@ void parallel_open(Parallel *p, Comm *comm, Model *m, const Config *c) {
     p->observer = observer;
     p->sent = -1;
     p->cuts = (int64_t *)xmalloc(((size_t)m->zero.size + 1) * sizeof(int64_t));
+    if (is_needed) m->observer = &p->observer;
 }
 
 void parallel_close(Parallel *p) { free(p->cuts); }
 
-const char *parallel_describe(const Model *m, const Config *c, int accumulation, char *buffer,
-                              int size) {
+/* Bytes that a rank gets to have the blocks' matrices, on the average of forward and backward; the
+   buckets that travel as codes one way and the other are counted. */
+static int64_t weight_bytes(Model *m, int coded[2], int *all) {
+    const ZeroPlan *z = &m->zero;
+    int64_t *cuts = (int64_t *)xmalloc(((size_t)z->size + 1) * sizeof(int64_t)), bytes = 0;
+    for (int i = 0; i < z->num_buckets; i++) {
+        const ZeroRange *r = &z->buckets[i].range;
+        if (!r->is_block) continue;
+        ++*all;
+        model_codes_cuts(m, i, cuts);
+        for (int backward = 0; backward < 2; backward++) {
+            int as_codes = model_sends_codes(m, i, backward);
+            coded[backward] += as_codes;
+            bytes +=
+                as_codes ? cuts[z->size] : (int64_t)dtype_bytes(m->params.dtype, r->end - r->begin);
+        }
+    }
+    free(cuts);
+    return bytes / 2;
+}
+
+const char *parallel_describe(Model *m, const Config *c, int accumulation, char *buffer, int size) {
     static const char *const what[NUM_ZERO_LEVELS] = {"all-reduced", "reduce-scattered",
                                                       "reduce-scattered each micro-step",
                                                       "reduce-scattered each micro-step"};
     const ZeroPlan *z = &m->zero;
     DType dtype = c->parallel.grad_dtype;
+    int coded[2] = {0, 0}, blocks = 0;
     buffer[0] = '\0';
     if (z->size == 1) return buffer;
-    ZeroTraffic traffic = zero_traffic(z, &m->params, dtype, accumulation, 0);
-    snprintf(
+    int64_t weights = z->level == 3 ? weight_bytes(m, coded, &blocks) : 0;
+    ZeroTraffic traffic = zero_traffic(z, &m->params, dtype, accumulation, weights);
+    int at = snprintf(
         buffer, (size_t)size,
         "ZeRO-%d over %d ranks; gradients %s in %s, %d buckets of up to %.1f MiB; a rank sends "
         "%.1f MiB of gradients and %.1f MiB of weights a step",
         z->level, z->size, what[z->level], dtype_info[dtype].name, z->num_buckets,
         (double)dtype_bytes(dtype, z->largest) / 1048576.0, (double)traffic.sums / 1048576.0,
         (double)traffic.values / 1048576.0);
+    if (z->level == 3 && at < size)
+        snprintf(buffer + at, (size_t)(size - at),
+                 "; of %d buckets of blocks' weights %d travel as NVFP4 codes and scales before "
+                 "forward and %d before backward, the others in %s, to be quantised whole",
+                 blocks, coded[0], coded[1], dtype_info[m->params.dtype].name);
     return buffer;
 }

@@ -52,7 +52,7 @@ void parallel_step(Parallel *p);
 void parallel_gather_values(Parallel *p);
 
 /* How gradients and weights travel, a line for the plan; "" for one rank. Returns buffer. */
-const char *parallel_describe(const Model *m, const Config *c, int accumulation, char *buffer,
+const char *parallel_describe(Model *m, const Config *c, int accumulation, char *buffer,
                               int size);
 
 #ifdef __cplusplus

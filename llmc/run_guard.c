@@ -118,10 +118,11 @@ static int look_at(Run *r, int micro, Look *look) {
     r->device->upload(r->device, r->model.engine.state, &state, sizeof(state));
     model_zero_gradients(&r->model);
     dataloader_fill(r->train, first, B, r->inputs, r->targets);
-    PassObserver observer = {look, on_forward, on_backward, on_done};
+    const PassObserver observer = {look, on_forward, on_backward, on_done, NULL};
+    const PassObserver *before = r->model.observer;
     r->model.observer = &observer;
     model_pass(&r->model, r->inputs, r->targets, B, T, (float)(1.0 / (double)r->step_tokens));
-    r->model.observer = NULL;
+    r->model.observer = before;
     r->device->download(r->device, &state, r->model.engine.state, sizeof(state));
     return isfinite(state.loss);
 }

@@ -108,7 +108,7 @@ void run_print_plan(Run *r) {
     log_line("step        %lld tokens = %d sequences of %d x %d micro-steps x %d ranks; %.3g FLOPs",
              (long long)r->step_tokens, c->batch.micro, c->batch.seq_len, r->accumulation, r->ranks,
              model_flops_per_token(&r->model, c->batch.seq_len) * (double)r->step_tokens);
-    char ranks[384];
+    char ranks[640];
     if (*parallel_describe(&r->model, c, r->accumulation, ranks, sizeof(ranks)))
         log_line("parallel    %s", ranks);
     if (r->steps > 0) {

@@ -73,6 +73,7 @@ static int64_t scratch(const Maker *m, const Subject *s, GemmKind g) {
 }
 
 static void place_maker(Maker *m, const Subject *s, Arena *a) {
+    linear_place_amax(&m->l, a);
     linear_place_weights(&m->engine, &m->l, a);
     linear_place_saved(&m->engine, &m->l, &m->saved, a, s->tokens);
     int64_t row = max_i64(scratch(m, s, GEMM_FPROP), scratch(m, s, GEMM_DGRAD));

@@ -167,15 +167,17 @@ static void param_init_values(float *values, const Param *p, int index, uint64_t
 
 void param_table_upload(ParamTable *t, Device *d, const Param *p, const float *master) {
     int64_t count = p->padded_rows * p->cols;
+    if (!tensor_empty(p->master))
+        d->upload(d, p->master.data, master + p->kept_from, tensor_bytes(p->master));
     if (t->dtype == DT_F32) {
         d->upload(d, p->value.data, master, (size_t)count * sizeof(float));
         return;
     }
-    if (!tensor_empty(p->master))
-        d->upload(d, p->master.data, master + p->kept_from, tensor_bytes(p->master));
     bf16_t *rounded = (bf16_t *)xmalloc((size_t)count * sizeof(bf16_t));
     for (int64_t i = 0; i < count; i++) rounded[i] = bf16_from_f32(master[i]);
     d->upload(d, p->value.data, rounded, (size_t)count * sizeof(bf16_t));
+    if (!tensor_empty(p->kept_value))
+        d->upload(d, p->kept_value.data, rounded + p->kept_from, tensor_bytes(p->kept_value));
     free(rounded);
 }
 

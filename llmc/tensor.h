@@ -74,8 +74,10 @@ typedef struct {
     Tensor grad;             // (padded_rows, cols) f32
     // (padded_rows, cols) f32; master is `value` itself when the model dtype is f32
     Tensor master, m, v;
-    // first element that master, m and v hold: 0, but where ranks keep parts of them (zero.h)
+    // Where ranks keep parts (zero.h): the first element that master, m and v hold; and where value
+    // is not kept, the elements from there on that are. Else 0, and empty.
     int64_t kept_from;
+    Tensor kept_value;
 } Param;
 
 typedef struct {

@@ -207,6 +207,7 @@ static void view_param(const ZeroPlan *z, const ParamTable *t, Param *p) {
     p->m = piece_view(kept.m, first, p, own);
     p->v = piece_view(kept.v, first, p, own);
     p->kept_from = own.begin;
+    if (is_gathered(z, b)) p->kept_value = piece_view(kept.value, first, p, own);
 }
 
 void zero_place(const ZeroPlan *z, ParamTable *t, Arena *parameters, Arena *gradients,

@@ -85,6 +85,7 @@ static void place(Bench *b, Arena *a) {
     b->weight.value = arena_tensor(a, DT_BF16, OUT, IN);
     b->weight.grad = arena_tensor(a, DT_F32, OUT, IN);
     b->l.channels.chosen = arena_tensor(a, DT_F32, 1, IN);
+    linear_place_amax(&b->l, a);
     linear_place_weights(e, &b->l, a);
     linear_place_saved(e, &b->l, &b->saved, a, TOKENS);
     e->row_buffer = arena_tensor(a, DT_F32, TOKENS, IN);

@@ -42,6 +42,7 @@ static void place(Bench *b, Arena *a) {
     b->dx = arena_tensor(a, DT_BF16, TOKENS, IN);
     b->weight.value = arena_tensor(a, DT_BF16, OUT, IN);
     b->weight.grad = arena_tensor(a, DT_F32, OUT, IN);
+    linear_place_amax(&b->l, a);
     linear_place_weights(e, &b->l, a);
     linear_place_saved(e, &b->l, &b->saved, a, TOKENS);
     int64_t fprop = (int64_t)linear_scratch_bytes(e, &b->l, GEMM_FPROP, TOKENS);

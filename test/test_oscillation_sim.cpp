@@ -18,6 +18,31 @@ static uint32_t draw(int64_t i, uint32_t stream) {
 
 static void decode_thread(void *args) { decode_kernel(*(DecodeArgs *)args); }
 
+typedef struct {
+    DecodeArgs decode;
+    bf16_t *out;
+} ValuesArgs;
+static void values_thread(void *args) {
+    ValuesArgs *a = (ValuesArgs *)args;
+    decode_values_kernel(a->decode, a->out);
+}
+
+/* The kernel and the reference of packed NVFP4's values. */
+static void compare_values(const QOperand *q) {
+    int64_t count = q->rows * q->k;
+    bf16_t *got = (bf16_t *)xmalloc((size_t)count * 2),
+           *want = (bf16_t *)xmalloc((size_t)count * 2);
+    ValuesArgs a = {decode_args(tensor_view(NULL, DT_F32, q->rows, q->k), q), got};
+    for (int64_t block = 0; block < ceil_div(count / VEC, FLAT_THREADS); block++)
+        fibre_run_block(values_thread, &a, FLAT_THREADS, (int)block);
+    decode_values_cpu(NULL, tensor_view(want, DT_BF16, q->rows, q->k), q);
+    EXPECT_BITS(got, want, (size_t)count * 2, "values");
+    for (int64_t i = 0; i < count; i++)
+        EXPECT_NEAR(bf16_to_f32(want[i]), quantize_decode(q, i / q->k, i % q->k), 0.0, "value");
+    free(got);
+    free(want);
+}
+
 static void compare_decode(const QOperand *q, const char *what) {
     int64_t count = q->rows * q->k;
     float *got = (float *)xmalloc((size_t)count * 4), *want = (float *)xmalloc((size_t)count * 4);
@@ -52,6 +77,7 @@ CASE(packed_operands) {
         q.amax = &amax;
         q.dequant_div = 2688;
         compare_decode(&q, formats[q.format].name);
+        if (q.format == FORMAT_NVFP4) compare_values(&q);
         free(q.scales);
         free(data);
     }

@@ -297,6 +297,7 @@ static int64_t scratch_bytes(const Layer *y, GemmKind g) {
 static void place_layer(Layer *y, Arena *a) {
     Engine *e = &y->engine;
     int64_t row = max_i64(scratch_bytes(y, GEMM_FPROP), scratch_bytes(y, GEMM_DGRAD));
+    linear_place_amax(&y->l, a);
     linear_place_weights(e, &y->l, a);
     linear_place_saved(e, &y->l, &y->saved, a, TOKENS);
     if (linear_keeps_maxima(&y->l))
