@@ -212,6 +212,7 @@ static int train_loop(Run *r) {
         if (last) return validated;
         if (due(r->step, c->log.telemetry_every)) look_closely(r);
         int trained = one_step(r);
+        run_save_poll(r);
         if (!trained || r->step == r->steps || due(r->step, c->ckpt.every)) run_save(r);
         if (!trained) return 0;
     }
@@ -273,9 +274,11 @@ static int verb_train(int num_args, char **args) {
     run_claim_directories(r);
     char *checkpoint = resume_find(c, 1);
     run_settle_gemms(r, checkpoint);
+    run_saver_open(r);
     model_place(&r->model, c, r->device, r->ops, 1);
     if (r->telemetry) telemetry_place(r->telemetry, &r->model);
     run_print_plan(r);
+    run_saver_describe(r);
     if (checkpoint) run_load(r, checkpoint, 1);
     else model_init(&r->model, c->seed);
     free(checkpoint);
@@ -287,6 +290,7 @@ static int verb_train(int num_args, char **args) {
     watchdog_train(waits ? c->parallel.timeout_s : 0);
     int finished = train_loop(r);
     watchdog_enter("end");
+    run_saver_finish(r);
     ExitCode code = finished ? EXIT_DONE : EXIT_INTERRUPTED;
     if (!finished)
         log_line("interrupted at step %lld by %s; the same command%s goes on from there",
@@ -294,6 +298,7 @@ static int verb_train(int num_args, char **args) {
                  strcmp(c->ckpt.resume, "auto") == 0 ? "" : " with ckpt.resume=auto");
     const char *reason = r->step < r->steps ? "ckpt.until" : "finished";
     run_record_close(r, code, finished ? reason : "interrupted");
+    run_saver_close(r);
     run_close(r);
     return code;
 }

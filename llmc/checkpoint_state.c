@@ -186,22 +186,36 @@ static void write_sums(cJSON *to, const FileRecord *files, int count) {
     }
 }
 
-char *state_text(const CheckpointState *state, const FileRecord *files, int num_files) {
+struct StateDraft {
+    cJSON *body;   // the object "checkpoint", its "files" empty
+};
+
+StateDraft *state_draft(const CheckpointState *state) {
     CheckpointState copy = *state;   // fields point to what a load would write
     CheckpointField own[NUM_OWN_FIELDS];
     own_fields(&copy, own);
-    cJSON *body = cJSON_CreateObject();
+    StateDraft *draft = (StateDraft *)xmalloc(sizeof(*draft));
+    cJSON *body = draft->body = cJSON_CreateObject();
     cJSON_AddNumberToObject(body, "version", STATE_VERSION);
     write_fields(body, own, NUM_OWN_FIELDS);
-    write_sums(cJSON_AddObjectToObject(body, "files"), files, num_files);
+    cJSON_AddObjectToObject(body, "files");
     write_fields(cJSON_AddObjectToObject(body, "fields"), state->fields, state->num_fields);
-    char *json = cJSON_Print(body);
+    return draft;
+}
+
+void state_draft_free(StateDraft *draft) {
+    if (draft) cJSON_Delete(draft->body);
+    free(draft);
+}
+
+char *state_draft_text(StateDraft *draft, const FileRecord *files, int num_files) {
+    write_sums(cJSON_GetObjectItemCaseSensitive(draft->body, "files"), files, num_files);
+    char *json = cJSON_Print(draft->body);
     if (!json) die(EXIT_OOM, "out of host memory: state of a checkpoint");
     char head[64];
     snprintf(head, sizeof(head), HEAD, crc32_update(0, json, strlen(json)));
     char *text = format_string("%s%s%s", head, json, TAIL);
     cJSON_free(json);
-    cJSON_Delete(body);
     return text;
 }
 

@@ -1,6 +1,6 @@
 /*
 checkpoint_state -- the text of a checkpoint's state.json: values by key, and what the tensor files
-must look like. Private to checkpoint.c.
+must look like. Private to checkpoint.
   {"crc32": "89abcdef", "checkpoint": {"version": 1, "step": 120, "position": ..., "tokens": ...,
    "seed": "...", "config": "...", "files": {NAME: {"bytes": N, "crc32": "..."}}, "fields": {...}}}
 The first CRC covers the text of the object "checkpoint". Reals have 17 digits: they come back bit
@@ -23,8 +23,12 @@ typedef struct {
 
 typedef struct StateFile StateFile;   // a parsed state.json
 
+/* What the state is now, to be written when the sums of the files are known. */
+typedef struct StateDraft StateDraft;
+StateDraft *state_draft(const CheckpointState *state);
+void state_draft_free(StateDraft *draft);
 /* The whole text of state.json; caller frees. */
-char *state_text(const CheckpointState *state, const FileRecord *files, int num_files);
+char *state_draft_text(StateDraft *draft, const FileRecord *files, int num_files);
 
 char *state_open(const char *path, StateFile **out);
 void state_close(StateFile *f);

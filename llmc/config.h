@@ -130,7 +130,11 @@ typedef struct {
     } memory;
     struct { int64_t every, tokens; int micro, also_bf16; } eval;
     // dir "": log.dir/ckpt
-    struct { char dir[1024], resume[1024]; int64_t every, keep, major_every, until; } ckpt;
+    struct {
+        char dir[1024], resume[1024];
+        int64_t every, keep, major_every, until;
+        int background;
+    } ckpt;
     struct { float skip_loss_z, skip_grad_z; NanPolicy nan; int max_skips; } guard;
     struct {
         char dir[1024], reference[1024], telemetry_layers[96];

@@ -224,6 +224,8 @@ const ConfigKey config_keys[] = {
     {KEY(INT64, ckpt.until), "0", 0, MAX_COUNT,
      "save and end after so many steps, exit code 0; the run goes on without it; 0: no",
      NULL},
+    {KEY(BOOL, ckpt.background), "true", 0, 1,
+     "write them while training goes on, from a copy in device memory; false: it waits", NULL},
     {KEY(STRING, ckpt.resume), "auto", 0, 0,
      "auto: from the newest checkpoint if there is one; never; or a checkpoint's path",
      "llm.c -y, nanoGPT init_from"},

@@ -40,6 +40,9 @@ struct Device {
     void (*upload)(Device *, void *dst, const void *host, size_t bytes);
     // waits until `host` is filled
     void (*download)(Device *, void *host, const void *src, size_t bytes);
+    // likewise, but beside the device's work, by one thread of any at a time; the device is done
+    // with `src` and does not touch it meanwhile
+    void (*download_beside)(Device *, void *host, const void *src, size_t bytes);
     void (*copy)(Device *, void *dst, const void *src, size_t bytes);        // within the device
     // `rows` pieces of `bytes` within the device, their beginnings so many bytes apart
     void (*copy_rows)(Device *, void *dst, size_t dst_stride, const void *src, size_t src_stride,

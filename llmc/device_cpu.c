@@ -93,6 +93,7 @@ Device *device_cpu_open(int num_threads) {
     d->free = cpu_free;
     d->upload = cpu_copy;
     d->download = cpu_copy;
+    d->download_beside = cpu_copy;
     d->copy = cpu_copy;
     d->copy_rows = cpu_copy_rows;
     d->zero = cpu_zero;

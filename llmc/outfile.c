@@ -13,68 +13,96 @@
 
 #include "common.h"
 
-static OutFile open_file(const char *path, const char *what, int flags) {
+static void die_of(char *problem) {
+    if (problem) die(EXIT_DATA, "%s", problem);
+}
+
+static char *open_file(OutFile *f, const char *path, const char *what, int flags) {
     signal(SIGXFSZ, SIG_IGN);
-    OutFile f = {.fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | flags, 0666), .what = what};
-    if (f.fd < 0) die(EXIT_DATA, "%s: cannot create '%s': %s", what, path, strerror(errno));
-    f.path = xstrdup(path);
-    return f;
+    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | flags, 0666);
+    *f = (OutFile){.fd = fd, .what = what};
+    if (fd < 0) return format_string("%s: cannot create '%s': %s", what, path, strerror(errno));
+    f->path = xstrdup(path);
+    return NULL;
+}
+
+char *outfile_try_create(OutFile *f, const char *path, const char *what) {
+    return open_file(f, path, what, O_TRUNC);
 }
 
 OutFile outfile_create(const char *path, const char *what) {
-    return open_file(path, what, O_TRUNC);
+    OutFile f;
+    die_of(outfile_try_create(&f, path, what));
+    return f;
 }
 
 OutFile outfile_append(const char *path, const char *what) {
-    return open_file(path, what, O_APPEND);
+    OutFile f;
+    die_of(open_file(&f, path, what, O_APPEND));
+    return f;
 }
 
-void outfile_write(OutFile *f, const void *data, size_t bytes) {
+char *outfile_try_write(OutFile *f, const void *data, size_t bytes) {
     const char *p = (const char *)data;
     for (size_t left = bytes; left > 0;) {
         ssize_t written = write(f->fd, p, left);
         if (written < 0 && errno == EINTR) continue;
         if (written < 0) {
-            die(EXIT_DATA, "%s: cannot write '%s' after %lld bytes: %s", f->what, f->path,
-                (long long)f->bytes, strerror(errno));
+            return format_string("%s: cannot write '%s' after %lld bytes: %s", f->what, f->path,
+                                 (long long)f->bytes, strerror(errno));
         }
         f->crc = crc32_update(f->crc, p, (size_t)written);
         f->bytes += written;
         p += written;
         left -= (size_t)written;
     }
+    return NULL;
+}
+
+void outfile_write(OutFile *f, const void *data, size_t bytes) {
+    die_of(outfile_try_write(f, data, bytes));
 }
 
 /* Pipes, devices and some network directories cannot be synced and say EINVAL; nothing is lost. */
-static void sync_or_die(int fd, const char *path, const char *what) {
-    if (fsync(fd) != 0 && errno != EINVAL) {
-        die(EXIT_DATA, "%s: cannot flush '%s' to disk: %s", what, path, strerror(errno));
-    }
+static char *try_sync(int fd, const char *path, const char *what) {
+    if (fsync(fd) == 0 || errno == EINVAL) return NULL;
+    return format_string("%s: cannot flush '%s' to disk: %s", what, path, strerror(errno));
 }
 
-void outfile_sync(OutFile *f) { sync_or_die(f->fd, f->path, f->what); }
+void outfile_sync(OutFile *f) { die_of(try_sync(f->fd, f->path, f->what)); }
 
-void outfile_close(OutFile *f) {
-    outfile_sync(f);
-    if (close(f->fd) != 0) {
-        die(EXIT_DATA, "%s: cannot close '%s': %s", f->what, f->path, strerror(errno));
-    }
+char *outfile_try_close(OutFile *f) {
+    char *problem = try_sync(f->fd, f->path, f->what);
+    int failed = close(f->fd) != 0;
+    if (failed && !problem)
+        problem = format_string("%s: cannot close '%s': %s", f->what, f->path, strerror(errno));
     f->fd = -1;
     free(f->path);
     f->path = NULL;
+    return problem;
+}
+
+void outfile_close(OutFile *f) { die_of(outfile_try_close(f)); }
+
+char *outfile_try_rename(const char *from, const char *to, const char *what) {
+    if (rename(from, to) == 0) return NULL;
+    return format_string("%s: cannot rename '%s' to '%s': %s", what, from, to, strerror(errno));
 }
 
 void outfile_rename(const char *from, const char *to, const char *what) {
-    if (rename(from, to) != 0) {
-        die(EXIT_DATA, "%s: cannot rename '%s' to '%s': %s", what, from, to, strerror(errno));
-    }
+    die_of(outfile_try_rename(from, to, what));
+}
+
+char *outfile_try_sync_directory(const char *path, const char *what) {
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return format_string("%s: cannot open '%s': %s", what, path, strerror(errno));
+    char *problem = try_sync(fd, path, what);
+    close(fd);
+    return problem;
 }
 
 void outfile_sync_directory(const char *path, const char *what) {
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) die(EXIT_DATA, "%s: cannot open '%s': %s", what, path, strerror(errno));
-    sync_or_die(fd, path, what);
-    close(fd);
+    die_of(outfile_try_sync_directory(path, what));
 }
 
 void outfile_replace(const char *path, const char *what, const char *data, size_t bytes) {
@@ -132,26 +160,31 @@ void outfile_lock_directory(const char *path, const char *what) {
     free(file);   // fd stays open: closing it would give the lock away
 }
 
-static void remove_entries(const char *path, const char *what) {
+static char *remove_entries(const char *path, const char *what) {
     DIR *dir = opendir(path);
-    if (!dir) die(EXIT_DATA, "%s: cannot open '%s': %s", what, path, strerror(errno));
+    if (!dir) return format_string("%s: cannot open '%s': %s", what, path, strerror(errno));
     struct dirent *entry;
-    while ((entry = readdir(dir)) != NULL) {
+    char *problem = NULL;
+    while (!problem && (entry = readdir(dir)) != NULL) {
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
         char *child = format_string("%s/%s", path, entry->d_name);
-        outfile_remove_tree(child, what);
+        problem = outfile_try_remove_tree(child, what);
         free(child);
     }
     closedir(dir);
+    return problem;
 }
 
-void outfile_remove_tree(const char *path, const char *what) {
+char *outfile_try_remove_tree(const char *path, const char *what) {
     struct stat info;
     // lstat: a link is removed, never followed.
     int found = lstat(path, &info) == 0;
-    if (!found && errno == ENOENT) return;
-    if (found && S_ISDIR(info.st_mode)) remove_entries(path, what);
-    if (remove(path) != 0) {
-        die(EXIT_DATA, "%s: cannot remove '%s': %s", what, path, strerror(errno));
-    }
+    if (!found && errno == ENOENT) return NULL;
+    char *problem = found && S_ISDIR(info.st_mode) ? remove_entries(path, what) : NULL;
+    if (problem || remove(path) == 0) return problem;
+    return format_string("%s: cannot remove '%s': %s", what, path, strerror(errno));
+}
+
+void outfile_remove_tree(const char *path, const char *what) {
+    die_of(outfile_try_remove_tree(path, what));
 }

@@ -2,7 +2,8 @@
 outfile -- files written so that no failure passes unseen: every error ends the process with
 EXIT_DATA, naming the config key or purpose (`what`), the path and the system's own text. Also the
 steps that make a set of files appear all at once or not at all: flush, rename, remove.
-Not for reading, and not buffered: write whole lines or whole blocks.
+Not for reading, and not buffered: write whole lines or whole blocks. For whoever can go on without
+the file there are functions that return the message instead, with try_ in their names.
 */
 #ifndef LLMC_OUTFILE_H
 #define LLMC_OUTFILE_H
@@ -43,6 +44,15 @@ void outfile_check_directory(const char *path, const char *what);
 void outfile_lock_directory(const char *path, const char *what);
 /* Removes a file or a directory with all it holds; nothing there is no error. */
 void outfile_remove_tree(const char *path, const char *what);
+
+/* Each as the function of its name without try_, but the process goes on: returns what is wrong, in
+   the words that the other dies with (caller frees), or NULL. */
+char *outfile_try_create(OutFile *f, const char *path, const char *what);
+char *outfile_try_write(OutFile *f, const void *data, size_t bytes);
+char *outfile_try_close(OutFile *f);   // gives up the descriptor whatever it returns
+char *outfile_try_rename(const char *from, const char *to, const char *what);
+char *outfile_try_sync_directory(const char *path, const char *what);
+char *outfile_try_remove_tree(const char *path, const char *what);
 
 #ifdef __cplusplus
 }

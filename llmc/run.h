@@ -60,7 +60,8 @@ typedef struct {
     int64_t position;            // next sequence of the data order
     int64_t tokens;              // trained on; batch.total_tokens may have been another before
     int32_t *inputs, *targets;   // one micro-batch on the host
-    void *staging;               // RUN_STAGING_BYTES: tensors pass through it on their way to files
+    void *staging;               // RUN_STAGING_BYTES: tensors of the device pass through it
+    struct RunSaver *saver;      // of training: run_checkpoint.h
     StepState state;             // as read back after the last step
 } Run;
 

@@ -106,31 +106,170 @@ static void resume_phase(Run *r, const char *path, int training) {
     plan_precision_tag(&r->model, &r->config, r->precision_tag, sizeof(r->precision_tag));
 }
 
-void run_save(Run *r) {
-    const Config *c = &r->config;
-    if (r->saved_step == r->step) return;
-    watchdog_enter("checkpoint");
-    if (r->host->rank == 0) {
-        if (r->metrics) metrics_sync(r->metrics);
-        CheckpointField fields[NUM_RUN_FIELDS];
-        CheckpointState s = checkpoint_state(r, fields);
-        note_phase(r);
-        note_data(r);
-        s.config = r->config_json;
-        char *algorithms = r->ops->gemm_choices_save(r->device);
-        s.gemm_algorithms = algorithms;
-        CheckpointPolicy policy = {c->ckpt.dir, (int)c->ckpt.keep, c->ckpt.major_every, r->staging,
-                                   RUN_STAGING_BYTES};
-        double started = now_ms();
-        checkpoint_save(&policy, &r->model.params, r->device, &s);
-        free(algorithms);
-        log_line("checkpoint  %s/step_%08lld, %.1f s", c->ckpt.dir, (long long)r->step,
-                 (now_ms() - started) / 1000.0);
+// --- tensors and ranks ---
+
+/* Where this rank has what; the ranges are the caller's to free. Without training each rank holds
+   all weights. */
+static CheckpointTensors tensors_of(Run *r, int training) {
+    CheckpointTensors t = {&r->model.params, r->device, r->host, NULL, r->host->size};
+    if (training && r->model.zero.level > 0)
+        t.ranges = checkpoint_parts_of(t.params, &r->model.zero, &t.num_ranges);
+    else t.ranges = checkpoint_whole_tensors(t.params, r->host->size);
+    return t;
+}
+
+// --- saving ---
+
+enum { STAGING_BYTES = 8 << 20, FREE_SHARE = 32 };
+static const double MIB = 1024.0 * 1024.0;
+
+typedef struct RunSaver {
+    void *staging;          // STAGING_BYTES: tensors pass through it on their way to files
+    void *snapshot;         // device memory, or NULL
+    CheckpointSave *save;   // under way, or NULL
+    int64_t step;           // of the newest try; -1: none
+    char *problem;          // of the newest try, where it is over and failed
+    double began, waited;   // ms: when it began, and how long training waited for it
+    char how[160];          // for the start of the run
+} RunSaver;
+
+/* Whether any checkpoint is due while training goes on. */
+static int saves_on_the_way(const Run *r) {
+    int64_t every = r->config.ckpt.every;
+    return every > 0 && r->step + every < r->steps;
+}
+
+/* A snapshot beside all that the run has planned, with a share of the device for what libraries
+   take unplanned. On all ranks or on none: they wait for the slowest anyway. */
+static size_t snapshot_bytes(Run *r) {
+    CheckpointField fields[NUM_RUN_FIELDS];
+    CheckpointState s = checkpoint_state(r, fields);
+    CheckpointTensors t = tensors_of(r, 1);
+    size_t bytes = checkpoint_snapshot_bytes(&t, &s, r->host->rank), free_bytes, total_bytes;
+    r->device->memory(r->device, &free_bytes, &total_bytes);
+    size_t reserve = r->device->kind == DEVICE_CPU ? 0 : total_bytes / FREE_SHARE;
+    size_t planned = plan_memory_bytes(&r->model) + bytes + reserve;
+    float lacking = planned > free_bytes ? (float)((double)(planned - free_bytes) / MIB) : 0;
+    r->host->all_reduce(r->host, &lacking, 1, COMM_MAX);
+    free((void *)t.ranges);
+    if (lacking == 0) return bytes;
+    snprintf(r->saver->how, sizeof(r->saver->how),
+             "training waits for them: a copy of what is saved, %.1f MiB, lacks %.1f MiB of memory",
+             (double)bytes / MIB, lacking);
+    return 0;
+}
+
+void run_saver_open(Run *r) {
+    RunSaver *saver = r->saver = (RunSaver *)xmalloc(sizeof(*saver));
+    saver->step = -1;
+    saver->staging = xmalloc(STAGING_BYTES);
+    snprintf(saver->how, sizeof(saver->how), "%s",
+             r->config.ckpt.background ? "at the end" : "training waits for them");
+    if (!r->config.ckpt.background || !saves_on_the_way(r)) return;
+    size_t bytes = snapshot_bytes(r);
+    if (bytes == 0) return;
+    saver->snapshot = device_alloc(r->device, bytes, "snapshot of checkpoints");
+    snprintf(saver->how, sizeof(saver->how),
+             "written while training goes on, from a copy, %.1f MiB", (double)bytes / MIB);
+}
+
+void run_saver_describe(const Run *r) { log_line("checkpoints %s", r->saver->how); }
+
+/* "again at step 200", or that this was the last one. */
+static void next_try(const Run *r, char *text, size_t bytes) {
+    int64_t every = r->config.ckpt.every, until = r->config.ckpt.until;
+    int64_t last = until > 0 ? min_i64(until, r->steps) : r->steps, next = last;
+    if (every > 0) next = min_i64(next, (r->step / every + 1) * every);
+    if (r->step >= last) snprintf(text, bytes, "it was the last one");
+    else
+        snprintf(text, bytes, "training goes on, the next try comes at step %lld", (long long)next);
+}
+
+static void report_save(Run *r, char *problem) {
+    RunSaver *saver = r->saver;
+    const char *dir = r->config.ckpt.dir;
+    saver->save = NULL;
+    saver->problem = problem;
+    if (!problem) {
+        r->saved_step = saver->step;
+        log_line("checkpoint  %s/step_%08lld, %.1f s, training waited %.3f s", dir,
+                 (long long)saver->step, (now_ms() - saver->began) / 1000.0,
+                 saver->waited / 1000.0);
+        return;
     }
-    r->host->barrier(r->host);
-    r->saved_step = r->step;
+    char next[96], *last = r->saved_step < 0 ? NULL : checkpoint_find(dir);
+    next_try(r, next, sizeof(next));
+    log_warn("CHECKPOINT OF STEP %lld NOT WRITTEN: %s; %s. Last good one: %s",
+             (long long)saver->step, problem, next, last ? last : "none of this run");
+    free(last);
+}
+
+/* Returns whether none is under way any more. */
+static int finish_save(Run *r, int wait) {
+    RunSaver *saver = r->saver;
+    char *problem;
+    double started = now_ms();
+    if (!saver->save) return 1;
+    int done = checkpoint_done(saver->save, wait, &problem);
+    saver->waited += now_ms() - started;
+    if (done) report_save(r, problem);
+    return done;
+}
+
+void run_save_poll(Run *r) { finish_save(r, 0); }
+
+static void begin_save(Run *r) {
+    RunSaver *saver = r->saver;
+    const Config *c = &r->config;
+    CheckpointField fields[NUM_RUN_FIELDS];
+    CheckpointState s = checkpoint_state(r, fields);
+    CheckpointTensors t = tensors_of(r, 1);
+    CheckpointPolicy policy = {c->ckpt.dir,    (int)c->ckpt.keep, c->ckpt.major_every,
+                               saver->staging, STAGING_BYTES,     saver->snapshot};
+    if (r->host->rank == 0 && r->metrics) metrics_sync(r->metrics);
+    note_phase(r);
+    note_data(r);
+    s.config = r->config_json;
+    char *algorithms = r->ops->gemm_choices_save(r->device);
+    s.gemm_algorithms = algorithms;
+    saver->step = r->step;
+    saver->began = now_ms();
+    saver->save = checkpoint_begin(&policy, &t, &s);
+    saver->waited = now_ms() - saver->began;
+    free(algorithms);
+    free((void *)t.ranges);
+}
+
+void run_save(Run *r) {
+    RunSaver *saver = r->saver;
+    watchdog_enter("checkpoint");
+    finish_save(r, 1);
+    if (r->saved_step != r->step) {   // else nothing was trained since
+        free(saver->problem);
+        saver->problem = NULL;
+        begin_save(r);
+        finish_save(r, saver->snapshot == NULL);
+    }
     watchdog_leave();
 }
+
+void run_saver_finish(Run *r) {
+    finish_save(r, 1);
+    if (r->saver->problem)
+        die(EXIT_DATA, "the checkpoint of step %lld was not written: %s", (long long)r->saver->step,
+            r->saver->problem);
+}
+
+void run_saver_close(Run *r) {
+    RunSaver *saver = r->saver;
+    if (saver->snapshot) r->device->free(r->device, saver->snapshot);
+    free(saver->staging);
+    free(saver->problem);
+    free(saver);
+    r->saver = NULL;
+}
+
+// --- loading ---
 
 static void refuse_longer_past(const Run *r, const char *path, int64_t step) {
     if (step <= r->steps) return;
@@ -144,7 +283,9 @@ void run_rehearse_load(Run *r, const char *path) {
     resume_compare(&r->config, path, 1);
     CheckpointField fields[NUM_RUN_FIELDS];
     CheckpointState s = checkpoint_state(r, fields);
-    checkpoint_check(path, &r->model.params, &s, 1);
+    CheckpointTensors t = tensors_of(r, 1);
+    checkpoint_check(path, &t, &s, 1);
+    free((void *)t.ranges);
     free(s.config);
     compare_data(r, path);
     refuse_longer_past(r, path, s.step);
@@ -164,7 +305,9 @@ void run_load(Run *r, const char *path, int training) {
     int other_operands = resume_compare(&r->config, path, training);
     CheckpointField fields[NUM_RUN_FIELDS];
     CheckpointState s = checkpoint_state(r, fields);
-    checkpoint_load(path, &r->model.params, r->device, &s, training);
+    CheckpointTensors t = tensors_of(r, training);
+    checkpoint_load(path, &t, &s, training);
+    free((void *)t.ranges);
     if (training) compare_data(r, path);
     if (training) refuse_longer_past(r, path, s.step);
     r->step = s.step;

@@ -12,9 +12,26 @@ run. Which checkpoint is meant is resume's business, the files are checkpoint's.
 extern "C" {
 #endif
 
-/* Rank 0 writes, all ranks wait. The record up to here reaches the disk before the checkpoint gets
-   its name. Nothing is done where ckpt.dir has this step's checkpoint by this run. */
+// --- saving: all ranks call these alike ---
+
+/* Before the model takes its memory: takes that of a snapshot, where ckpt.background asks for one
+   and there is room. */
+void run_saver_open(Run *r);
+/* Says how checkpoints will be written. */
+void run_saver_describe(const Run *r);
+/* Begins a checkpoint of r->step; one that is still being written is waited for. Where it cannot be
+   written all ranks go on, with a warning that says why and when the next try comes. The record up
+   to here reaches the disk before the checkpoint gets its name. Nothing is done where ckpt.dir has
+   this step's checkpoint by this run. */
 void run_save(Run *r);
+/* Reports a checkpoint that has been written meanwhile. Costs nothing where none is under way. */
+void run_save_poll(Run *r);
+/* Waits for what is under way. Dies with EXIT_DATA when the last checkpoint was not written. */
+void run_saver_finish(Run *r);
+void run_saver_close(Run *r);
+
+// --- loading ---
+
 /* The model must have its memory. With `training` also the optimizer's state; then a checkpoint
    past the run's last step is refused. Dies as resume_compare and checkpoint_load do. */
 void run_load(Run *r, const char *path, int training);

@@ -20,6 +20,7 @@ static const char METADATA[] = "__metadata__";
 
 struct SafetensorsWriter {
     OutFile file;
+    char *problem;   // the first failure, or NULL; then nothing more is written
     cJSON *header;
     int64_t declared_bytes;   // of data
     int64_t written_bytes;
@@ -28,7 +29,7 @@ struct SafetensorsWriter {
 
 SafetensorsWriter *safetensors_create(const char *path, const char *what) {
     SafetensorsWriter *w = (SafetensorsWriter *)xmalloc(sizeof(*w));
-    w->file = outfile_create(path, what);
+    w->problem = outfile_try_create(&w->file, path, what);
     w->header = cJSON_CreateObject();
     return w;
 }
@@ -55,6 +56,10 @@ void safetensors_declare(SafetensorsWriter *w, const char *name, DType dtype, in
     w->declared_bytes = end;
 }
 
+static void put(SafetensorsWriter *w, const void *data, size_t bytes) {
+    if (!w->problem) w->problem = outfile_try_write(&w->file, data, bytes);
+}
+
 /* Spaces after the JSON bring the data to a multiple of 8, so that a mapped file is aligned. */
 static void write_header(SafetensorsWriter *w) {
     char *json = cJSON_PrintUnformatted(w->header);
@@ -62,27 +67,39 @@ static void write_header(SafetensorsWriter *w) {
     size_t used = strlen(json), padded = (size_t)round_up((int64_t)used, 8);
     uint8_t length[LENGTH_BYTES];
     for (int i = 0; i < LENGTH_BYTES; i++) length[i] = (uint8_t)((uint64_t)padded >> 8 * i);
-    outfile_write(&w->file, length, LENGTH_BYTES);
-    outfile_write(&w->file, json, used);
-    outfile_write(&w->file, "       ", padded - used);
+    put(w, length, LENGTH_BYTES);
+    put(w, json, used);
+    put(w, "       ", padded - used);
     cJSON_free(json);
     w->header_written = 1;
 }
 
 void safetensors_write(SafetensorsWriter *w, const void *data, size_t bytes) {
     if (!w->header_written) write_header(w);
-    outfile_write(&w->file, data, bytes);
+    put(w, data, bytes);
     w->written_bytes += (int64_t)bytes;
 }
 
-FileSum safetensors_finish(SafetensorsWriter *w) {
+const char *safetensors_problem(const SafetensorsWriter *w) { return w->problem; }
+
+char *safetensors_try_finish(SafetensorsWriter *w, FileSum *sum) {
     if (!w->header_written) write_header(w);
-    CHECK(w->written_bytes == w->declared_bytes, "%s: %lld bytes written, %lld declared",
-          w->file.path, (long long)w->written_bytes, (long long)w->declared_bytes);
-    FileSum sum = {w->file.bytes, w->file.crc};
-    outfile_close(&w->file);
+    CHECK(w->problem || w->written_bytes == w->declared_bytes,
+          "%s: %lld bytes written, %lld declared", w->file.path, (long long)w->written_bytes,
+          (long long)w->declared_bytes);
+    *sum = (FileSum){w->file.bytes, w->file.crc};
+    char *problem = w->problem, *closing = w->file.fd >= 0 ? outfile_try_close(&w->file) : NULL;
     cJSON_Delete(w->header);
     free(w);
+    if (!problem) return closing;
+    free(closing);
+    return problem;
+}
+
+FileSum safetensors_finish(SafetensorsWriter *w) {
+    FileSum sum;
+    char *problem = safetensors_try_finish(w, &sum);
+    if (problem) die(EXIT_DATA, "%s", problem);
     return sum;
 }
 

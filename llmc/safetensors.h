@@ -32,7 +32,8 @@ typedef struct {
     uint32_t crc;   // CRC-32 of the whole file
 } FileSum;
 
-/* `what` is the config key named in messages. Every failure to write dies with EXIT_DATA. */
+/* `what` is the config key named in messages. A failure to write is remembered, what follows is
+   left out, and the end tells. */
 SafetensorsWriter *safetensors_create(const char *path, const char *what);
 void safetensors_add_metadata(SafetensorsWriter *w, const char *key, const char *value);
 /* dtype must have a safetensors name; CHECKed. */
@@ -40,7 +41,12 @@ void safetensors_declare(SafetensorsWriter *w, const char *name, DType dtype, in
                          int64_t cols);
 /* The next bytes of the data; pieces may be of any size and cross tensors. */
 void safetensors_write(SafetensorsWriter *w, const void *data, size_t bytes);
-/* CHECKs that all declared bytes were written; syncs, closes and frees. */
+/* What went wrong so far, or NULL: then there is no need to bring the rest. */
+const char *safetensors_problem(const SafetensorsWriter *w);
+/* CHECKs that all declared bytes were written; syncs, closes and frees. Returns what went wrong, in
+   outfile's words (caller frees), or NULL and the file's sum. */
+char *safetensors_try_finish(SafetensorsWriter *w, FileSum *sum);
+/* As safetensors_try_finish, but dies with EXIT_DATA. */
 FileSum safetensors_finish(SafetensorsWriter *w);
 
 // --- reading ---

@@ -77,7 +77,10 @@ static int restore(Everything *e) {
 /* The text of the state as it would be saved. */
 static char *saved_text(const Everything *e) {
     const FileRecord files[] = {{"model.safetensors", {1024, 0x89abcdef}}};
-    return state_text(&e->state, files, ARRAY_LEN(files));
+    StateDraft *draft = state_draft(&e->state);
+    char *text = state_draft_text(draft, files, ARRAY_LEN(files));
+    state_draft_free(draft);
+    return text;
 }
 
 void fuzz_input(const uint8_t *data, size_t size) {

@@ -1,6 +1,7 @@
 /*
 test_checkpoint -- checkpoints come back bit for bit, survive a kill before any write, flush, rename
-or removal, and are refused when anything in them is not as it was saved.
+or removal, and are refused when anything in them is not as it was saved. Of one rank; several are
+in test_checkpoint_shards.c, disks that fail in test_checkpoint_faults.c.
 */
 #include "../llmc/checkpoint.h"
 
@@ -63,7 +64,14 @@ typedef struct {
     Device *device;
     Arena parameters, gradients, optimizer;
     ParamTable table;
+    FlatRange *ranges;
 } Model;
+
+/* All of it here, as of one rank. */
+static CheckpointTensors tensors_of(Model *m) {
+    CheckpointTensors t = {&m->table, m->device, NULL, m->ranges, 1};
+    return t;
+}
 
 static void declare(ParamTable *t, int64_t vocab) {
     param_table_add(t, "wte.weight", vocab, 4, round_up(vocab, 8), 1, INIT_NORMAL, 0.02f);
@@ -92,6 +100,7 @@ static Model model_open(DType dtype, int64_t vocab, uint64_t seed) {
             ((float *)p->v.data)[k] = ((float *)p->master.data)[k] * 0.7f - (float)seed;
         }
     }
+    m.ranges = checkpoint_whole_tensors(&m.table, 1);
     return m;
 }
 
@@ -100,6 +109,7 @@ static void model_close(Model *m) {
     arena_free(&m->gradients);
     arena_free(&m->parameters);
     free(m->table.params);
+    free(m->ranges);
     m->device->close(m->device);
 }
 
@@ -178,16 +188,32 @@ static void expect_same_run(const Run *a, const Run *b) {
     EXPECT(strcmp(a->algorithms, b->algorithms) == 0, "'%s'", a->algorithms);
 }
 
+static void save_state(const CheckpointPolicy *policy, Model *m, const CheckpointState *state) {
+    CheckpointTensors t = tensors_of(m);
+    char *problem = checkpoint_save(policy, &t, state);
+    if (problem) die(EXIT_DATA, "%s", problem);
+}
+
+static void load_into(Model *m, const char *path, CheckpointState *state, int with_optimizer) {
+    CheckpointTensors t = tensors_of(m);
+    checkpoint_load(path, &t, state, with_optimizer);
+}
+
+static void check_with(Model *m, const char *path, CheckpointState *state, int with_optimizer) {
+    CheckpointTensors t = tensors_of(m);
+    checkpoint_check(path, &t, state, with_optimizer);
+}
+
 static CheckpointPolicy policy_of(const char *dir) {
     static char staging[24];   // much smaller than a tensor
-    CheckpointPolicy p = {dir, 0, 0, staging, sizeof(staging)};
+    CheckpointPolicy p = {dir, 0, 0, staging, sizeof(staging), NULL};
     return p;
 }
 
-static void save_step(const CheckpointPolicy *policy, const Model *m, int64_t step) {
+static void save_step(const CheckpointPolicy *policy, Model *m, int64_t step) {
     Run run;
     run_fill(&run, step);
-    checkpoint_save(policy, &m->table, m->device, &run.state);
+    save_state(policy, m, &run.state);
     run_free(&run);
 }
 
@@ -196,7 +222,7 @@ static void load_only(const char *path, int64_t vocab, int with_optimizer) {
     Model m = model_open(DT_F32, vocab, 9);
     Run run = {0};
     run_fields(&run);
-    checkpoint_load(path, &m.table, m.device, &run.state, with_optimizer);
+    load_into(&m, path, &run.state, with_optimizer);
     run_free(&run);
     model_close(&m);
 }
@@ -244,13 +270,13 @@ CASE(load_gives_back_every_bit) {
         CheckpointPolicy policy = policy_of(test_scratch(i ? "bits16" : "bits32"));
         Run run, back = {0};
         run_fill(&run, 120);
-        checkpoint_save(&policy, &saved.table, saved.device, &run.state);
+        save_state(&policy, &saved, &run.state);
         scribble(&loaded);
         memset(back.losses, 0, sizeof(back.losses));
         run_fields(&back);
         char *path = checkpoint_find(policy.dir);
         REQUIRE(path && strstr(path, "/step_00000120"), "%s", path);
-        checkpoint_load(path, &loaded.table, loaded.device, &back.state, 1);
+        load_into(&loaded, path, &back.state, 1);
         expect_same_model(&loaded, &saved, "loaded");
         expect_same_run(&back, &run);
         char *config = checkpoint_config(path);
@@ -288,7 +314,7 @@ CASE(a_checkpoint_without_algorithms_is_whole) {
         Run run;
         run_fill(&run, 3);
         run.state.gemm_algorithms = absent[i];
-        checkpoint_save(&policy, &m.table, m.device, &run.state);
+        save_state(&policy, &m, &run.state);
         run_free(&run);
         char *path = checkpoint_find(policy.dir);
         EXPECT_EQ_I64(num_entries(path), 3, "two files of tensors, one state");
@@ -344,7 +370,7 @@ CASE(algorithms_beyond_all_measure_are_done_without) {
         Run run;
         run_fill(&run, step);
         run.state.gemm_algorithms = text;
-        checkpoint_save(&policy, &m.table, m.device, &run.state);
+        save_state(&policy, &m, &run.state);
         run_free(&run);
         text[most] = 'x';
     }
@@ -466,7 +492,7 @@ CASE(keep_never_takes_the_one_just_saved) {
 // --- kills ---
 
 /* Saves in a child that dies at its n-th call; 0 when the save got through before that. */
-static int save_and_die(const CheckpointPolicy *policy, const Model *m, int64_t step, int n) {
+static int save_and_die(const CheckpointPolicy *policy, Model *m, int64_t step, int n) {
     fflush(NULL);
     pid_t pid = fork();
     if (pid == 0) {
@@ -489,7 +515,7 @@ static void expect_whole(const char *dir, const Model *old, const Model *new, in
     Model loaded = model_open(DT_BF16, 5, 3);
     Run run = {0};
     run_fields(&run);
-    checkpoint_load(path, &loaded.table, loaded.device, &run.state, 1);
+    load_into(&loaded, path, &run.state, 1);
     EXPECT(run.state.step == old_step || run.state.step == new_step, "call %d", n);
     // Where both have the same step, the first master tells whose files these are.
     const float *got = (const float *)loaded.table.master.data;
@@ -640,20 +666,20 @@ CASE(a_check_reads_the_state_and_no_tensors) {
     char *text = read_text_file(file, "test", &bytes);
     text[bytes - 1] ^= 4;
     test_put_file(file, text, bytes);
-    checkpoint_check(path, &m.table, &run.state, 1);
+    check_with(&m, path, &run.state, 1);
     expect_same_run(&run, &saved);
     expect_same_model(&m, &same, "checked");
     EXPECT_DIES(EXIT_DATA, "optimizer.safetensors: damaged", load_only(path, 5, 1));
     test_put_file(file, text, bytes - 1);
-    checkpoint_check(path, &m.table, &run.state, 0);
+    check_with(&m, path, &run.state, 0);
     EXPECT_DIES(EXIT_DATA,
-                "optimizer.safetensors: ", checkpoint_check(path, &m.table, &run.state, 1));
+                "optimizer.safetensors: ", check_with(&m, path, &run.state, 1));
     Model other = model_open(DT_F32, 6, 9);
     EXPECT_DIES(EXIT_DATA, "tensor wte.weight has shape (5,4), the model's is (6,4)",
-                checkpoint_check(path, &other.table, &run.state, 0));
+                check_with(&other, path, &run.state, 0));
     CheckpointField absent = {"absent", FIELD_INT, &run.epochs, NULL, 0};
     CheckpointState state = {.fields = &absent, .num_fields = 1};
-    EXPECT_DIES(EXIT_DATA, "'absent' is missing", checkpoint_check(path, &m.table, &state, 0));
+    EXPECT_DIES(EXIT_DATA, "'absent' is missing", check_with(&m, path, &state, 0));
     free(text);
     free(file);
     free(path);
@@ -688,10 +714,10 @@ CASE(another_model_is_refused) {
     CheckpointState state = {0};
     snprintf(m.table.params[1].name, sizeof(m.table.params[1].name), "blocks.0.other");
     EXPECT_DIES(EXIT_DATA, "tensor blocks.0.other is missing",
-                checkpoint_load(path, &m.table, m.device, &state, 1));
+                load_into(&m, path, &state, 1));
     m.table.count = 1;
     EXPECT_DIES(EXIT_DATA, "3 tensors, the model has 1",
-                checkpoint_load(path, &m.table, m.device, &state, 1));
+                load_into(&m, path, &state, 1));
     model_close(&m);
     free(path);
 }
@@ -708,16 +734,16 @@ CASE(state_that_does_not_fit_is_named) {
     CheckpointField narrow = {"guard.losses", FIELD_REALS, reals, &count, 2};
     CheckpointState state = {.fields = &absent, .num_fields = 1};
     EXPECT_DIES(EXIT_DATA, "'absent' is missing, expected a whole number",
-                checkpoint_load(path, &m.table, m.device, &state, 1));
+                load_into(&m, path, &state, 1));
     state.fields = &wrong;
     EXPECT_DIES(EXIT_DATA, "'gemm.algorithms' is something else",
-                checkpoint_load(path, &m.table, m.device, &state, 1));
+                load_into(&m, path, &state, 1));
     state.fields = &broken;
     EXPECT_DIES(EXIT_DATA, "'scale' is something else",
-                checkpoint_load(path, &m.table, m.device, &state, 1));
+                load_into(&m, path, &state, 1));
     state.fields = &narrow;
     EXPECT_DIES(EXIT_DATA, "'guard.losses' is something else",
-                checkpoint_load(path, &m.table, m.device, &state, 1));
+                load_into(&m, path, &state, 1));
     model_close(&m);
     free(path);
 }
@@ -731,46 +757,6 @@ CASE(verify_finds_what_no_longer_is_a_number) {
     char *path = checkpoint_find(policy.dir);
     EXPECT_EQ_I64(num_faults(path), 2);
     free(path);
-    model_close(&m);
-}
-
-// --- a disk that does not take it ---
-
-static void limit_file_size(rlim_t bytes) {
-    struct rlimit limit = {bytes, bytes};
-    if (setrlimit(RLIMIT_FSIZE, &limit) != 0) perror("setrlimit");
-}
-
-CASE(file_size_limit_ends_with_a_message) {
-    Model m = model_open(DT_F32, 5, 1);
-    CheckpointPolicy policy = policy_of(test_scratch("limited"));
-    save_step(&policy, &m, 1);
-    const rlim_t limits[] = {0, 1, 7, 300, 512, 700};
-    for (int i = 0; i < ARRAY_LEN(limits); i++) {
-        EXPECT_DIES(EXIT_DATA, "ckpt.dir: cannot write", {
-            limit_file_size(limits[i]);
-            save_step(&policy, &m, 2);
-        });
-        EXPECT_DIES(EXIT_DATA, "File too large", {
-            limit_file_size(limits[i]);
-            save_step(&policy, &m, 2);
-        });
-        EXPECT_EQ_I64(step_found(policy.dir), 1, "limit %d", (int)limits[i]);
-    }
-    save_step(&policy, &m, 2);
-    EXPECT_EQ_I64(num_entries(policy.dir), 2, "the unfinished one is gone");
-    model_close(&m);
-}
-
-CASE(unwritable_places_are_named) {
-    Model m = model_open(DT_F32, 5, 1);
-    test_put_file(test_scratch("plain_file"), "x", 1);
-    CheckpointPolicy policy = policy_of(test_scratch("plain_file/checkpoints"));
-    EXPECT_DIES(EXIT_DATA, "ckpt.dir", save_step(&policy, &m, 1));
-    EXPECT_DIES(EXIT_DATA, "plain_file/checkpoints", save_step(&policy, &m, 1));
-    policy.dir = test_scratch("plain_file");
-    EXPECT_DIES(EXIT_DATA, "not a directory", save_step(&policy, &m, 1));
-    EXPECT_EQ_I64(step_found(test_scratch("plain_file/checkpoints")), -1);
     model_close(&m);
 }
 

@@ -33,6 +33,11 @@ static void model_close(Model *m) {
     m->device->close(m->device);
 }
 
+static CheckpointTensors tensors_of(Model *m) {
+    CheckpointTensors t = {&m->table, m->device, NULL, checkpoint_whole_tensors(&m->table, 1), 1};
+    return t;
+}
+
 /* checkpoint_verify without its table. */
 static int num_faults(const char *path) {
     log_set_rank(1, 2);
@@ -66,9 +71,12 @@ static const char *save_kept(const char *name, Kept *k, int count) {
     static char staging[24];   // smaller than a tensor
     const char *dir = test_scratch(name);
     Model m = model_open();
-    CheckpointPolicy policy = {dir, 0, 0, staging, sizeof(staging)};
+    CheckpointPolicy policy = {dir, 0, 0, staging, sizeof(staging), NULL};
     CheckpointState state = {.step = 7, .config = "{}", .kept = k->named, .num_kept = count};
-    checkpoint_save(&policy, &m.table, m.device, &state);
+    CheckpointTensors t = tensors_of(&m);
+    char *problem = checkpoint_save(&policy, &t, &state);
+    EXPECT(!problem, "%s", problem);
+    free((void *)t.ranges);
     model_close(&m);
     return dir;
 }
@@ -76,7 +84,9 @@ static const char *save_kept(const char *name, Kept *k, int count) {
 static void load_kept(const char *dir, Kept *k, int count, int with_optimizer) {
     Model m = model_open();
     CheckpointState state = {.kept = k->named, .num_kept = count};
-    checkpoint_load(saved_at(dir), &m.table, m.device, &state, with_optimizer);
+    CheckpointTensors t = tensors_of(&m);
+    checkpoint_load(saved_at(dir), &t, &state, with_optimizer);
+    free((void *)t.ranges);
     free(state.config);
     model_close(&m);
 }

@@ -330,14 +330,18 @@ def case_keep_running_exit_codes(folder):
 # --- disks ---
 
 def case_disk_full(folder):
-    """From some step on no file may grow beyond 100 kB: the older checkpoints stay."""
+    """From some step on no file may grow beyond 100 kB: training goes on to its end, the older
+    checkpoints stay, and the exit code tells."""
     for ranks in (1, 2):
         run = Run(folder, f"full_{ranks}", ranks).start()
         run.wait_for_step(2 * EVERY + 1)
         for pid in run.processes():
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (100_000, 100_000))
         code = run.wait()
-        assert "File too large" in run.err and "ckpt" in run.err, f"{code}\n{run.err}"
+        assert code == EXIT_DATA, f"{code}\n{run.err}"
+        assert "NOT WRITTEN" in run.err and "File too large" in run.err, run.err
+        assert "the next try comes at step" in run.err, run.err
+        assert run.reported() == STEPS, run.reported()
         assert EVERY <= run.newest() < STEPS, run.checkpoints()
         resumes(folder, run)
 
@@ -359,13 +363,14 @@ def case_directory_cannot_be_made(folder):
 
 
 def case_directory_lost(folder):
-    """ckpt.dir becomes a file while the run is on."""
+    """ckpt.dir becomes a file while the run is on, which trains to its end."""
     run = Run(folder, "lost").start()
     run.wait_for_step(EVERY + 1)
     aside = run.folder / "aside"
     run.ckpt.rename(aside)
     run.ckpt.write_text("")
     code = run.wait()
+    assert code == EXIT_DATA and run.reported() == STEPS, f"{code}\n{run.err}"
     assert "ckpt" in run.err and "not a directory" in run.err.lower(), f"{code}\n{run.err}"
     run.ckpt.unlink()
     aside.rename(run.ckpt)
