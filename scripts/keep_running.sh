@@ -99,7 +99,7 @@ describe() {   # EXIT_CODE
     4) echo "device, NCCL or MPI" ;;
     5) echo "out of memory" ;;
     6) echo "diverged" ;;
-    7) echo "hang" ;;
+    7) echo "hang, or a rank went away" ;;
     130) echo "stopped by a signal, checkpoint saved" ;;
     137) echo "killed: kill -9, or the machine ran out of memory" ;;
     *) if [ "$1" -gt 128 ]; then echo "killed by signal $(($1 - 128))"; else echo "unknown"; fi ;;

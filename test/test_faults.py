@@ -36,7 +36,7 @@ TIMES = ("time_ms", "tokens_per_s", "mfu")
 MPIRUN = "mpirun --allow-run-as-root --oversubscribe --bind-to none -np".split()
 ENVIRONMENT = {**os.environ, "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
                "OMP_WAIT_POLICY": "passive", "ASAN_OPTIONS": "detect_leaks=0"}
-EXIT_DONE, EXIT_DATA, EXIT_INTERRUPTED, KILLED = 0, 3, 130, 137
+EXIT_DONE, EXIT_DATA, EXIT_HANG, EXIT_INTERRUPTED, KILLED = 0, 3, 7, 130, 137
 
 options = None
 
@@ -229,8 +229,9 @@ def kills_and_resumes(folder, index, draw, whole_s):
     print(f"  {moment['ranks']} ranks, {whom} killed at {where}: exit {code} after {took:.1f} s, "
           f"{done} steps done, checkpoint {newest}", flush=True)
     if hit and code != EXIT_DONE:
-        assert code == KILLED, f"exit code {code}\n{run.err}"
-        said = run.ranks == 1 or "signal 9" in run.err or "Killed" in run.err
+        assert code in (KILLED, EXIT_HANG), f"exit code {code}\n{run.err}"
+        # Whoever is first: mpirun, which names the signal, or a rank that misses another.
+        said = run.ranks == 1 or "signal 9" in run.err or "went away" in run.err
         assert said, f"nothing tells of the kill:\n{run.err}"
     assert newest >= told, f"checkpoint {told} was announced, {newest} is there"
     assert done - newest <= 2 * EVERY, f"{done} steps done, checkpoint {newest}"
@@ -285,9 +286,9 @@ def case_keep_running_through_kills(folder):
             os.kill(draw.choice(run.processes()), signal.SIGKILL)
         code = run.wait()
         assert code == EXIT_DONE, f"{code}\n{run.err}"
-        starts = run.err.count("keep_running: the command ended with 137 (killed: kill -9, or the "
-                               "machine ran out of memory); starts again in 0 s")
-        assert starts == 3, run.err
+        ends = [line for line in run.err.splitlines() if "starts again in 0 s" in line]
+        assert len(ends) == 3, run.err
+        assert all("137 (killed: kill -9" in end or "7 (hang" in end for end in ends), ends
         same_as_undisturbed(folder, run)
 
 
