@@ -54,6 +54,14 @@ static void open_test_run(Run *r, const char *more) {
     snprintf(words[count++], 600, "data.train=%s/train.bin", folder);
     snprintf(words[count++], 600, "log.dir=%s/log", folder);
     snprintf(words[count++], 600, "batch.total_tokens=%d", T * MICRO * MICROS * host->size);
+    if (more[0] == '{') {   // several keys: a config file of each rank's own
+        char path[600];
+        snprintf(path, sizeof(path), "%s/more.json", test_temp_dir());
+        FILE *f = fopen(path, "w");
+        fputs(more, f);
+        fclose(f);
+        snprintf(words[ARRAY_LEN(fixed) - 1], 600, "%s", path);
+    }
     for (int i = 0; i < count; i++) args[i] = words[i];
     run_configure(r, count, args);
     r->host = r->comm = host;
@@ -173,6 +181,23 @@ CASE(one_token_with_quantised_products) {
 CASE(one_token_with_sharded_gradients) {
     Case c = {"parallel.zero=2", "embed.tokens.weight", RARE * 64 + 3, -1,
               MICROS - 1,        "the token vectors",   "head.weight"};
+    find(&c);
+}
+
+CASE(one_token_with_gathered_weights) {
+    Case c = {"parallel.zero=3", "embed.tokens.weight", RARE * 64 + 3, -1,
+              MICROS - 1,        "the token vectors",   "head.weight"};
+    find(&c);
+}
+
+CASE(one_token_with_gathered_codes) {
+    Case c = {"{\"parallel.zero\": 3, \"precision.recipe\": \"nvfp4\"}",
+              "embed.tokens.weight",
+              RARE * 64 + 3,
+              -1,
+              MICROS - 1,
+              "the token vectors",
+              "head.weight"};
     find(&c);
 }
 
