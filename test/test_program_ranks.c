@@ -132,6 +132,34 @@ CASE(checkpoint_is_free_of_ranks) {
     EXPECT_EQ_I64(record.count, 10);   // with the last validation, each once
 }
 
+/* Saved by four ranks that hold parts, it goes on with other numbers of ranks and levels; step 9 of
+   each is that of one rank which never stopped. */
+CASE(checkpoint_is_free_of_zero) {
+    const char *dir = new_dir("zero");
+    if (!dir) return;
+    static const char words[] = "base.json train.steps=9 sched.type=constant batch.micro=1 ";
+    static const struct { int ranks, level; } resumes[] = {{1, 0}, {2, 2}, {2, 3}, {4, 1}};
+    Launch one = {.dir = dir}, four = {.dir = dir, .ranks = 4};
+    double whole[16], losses[16];
+    runs(&one, text("%slog.dir=whole", words));
+    EXPECT_EQ_I64(read_losses(text("%s/whole", dir), 0, whole), 9);
+    runs(&four, text("%strain.steps=5 ckpt.every=2 parallel.zero=1 log.dir=run", words));
+    EXPECT(access(text("%s/run/ckpt/step_00000005/optimizer-00004-of-00004.safetensors", dir),
+                  R_OK) == 0,
+           "no fourth file");
+    runs_in(dir, "ckpt verify run");
+    for (int i = 0; i < ARRAY_LEN(resumes); i++) {
+        Launch l = {.dir = dir, .ranks = resumes[i].ranks};
+        runs(&l, text("%sparallel.zero=%d log.dir=resumed_%d ckpt.resume=run", words,
+                      resumes[i].level, i));
+        EXPECT(strstr(ran.out, "step_00000005: step 5, sequence 20\n"), "%s", ran.out);
+        EXPECT_EQ_I64(read_losses(text("%s/resumed_%d", dir, i), 0, losses), 4);
+        for (int k = 0; k < 4; k++)
+            EXPECT_NEAR(losses[k] / whole[5 + k], 1, 1e-4, "step %d, %d ranks, level %d", 5 + k,
+                        resumes[i].ranks, resumes[i].level);
+    }
+}
+
 // --- ending together ---
 
 /* The last process that mpirun started, or 0. */
