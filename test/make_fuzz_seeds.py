@@ -35,6 +35,7 @@ def dataloader():
     tokens = [i * 37 % 251 for i in range(40)]
     for name, head in options.items():
         write("dataloader", name, head + shard(20240520, 1, "H", tokens))
+    write("dataloader", "small", bytes([0, 16, 0, 0]) + shard(20240520, 1, "H", [1, 2, 3]))
     write("dataloader", "wide", bytes([7, 18, 1, 0]) + shard(20240801, 7, "I", [100000] * 20))
 
 
@@ -71,6 +72,8 @@ def safetensors_files():
     write("safetensors", "header", text + b"\n" + data)
     write("safetensors", "file", whole_file(tensors))
     write("safetensors", "no_tensor", whole_file({}))
+    text, data = safetensors({"w": ("U8", [4], bytes(4))})
+    write("safetensors", "small", text + b"\n" + data)
 
 
 def checkpoint():
@@ -96,6 +99,8 @@ def state():
     write("state", "body", json.dumps(body, indent=4).encode())
     del body["fields"]["more"]
     write("state", "without_optional", json.dumps(body).encode())
+    small = dict(body, config="", files={}, fields=dict(body["fields"], text="", reals=[]))
+    write("state", "small", json.dumps(small, separators=(",", ":")).encode())
     write("state", "file", b'{"crc32": "43b8c2f1", "checkpoint": {"version": 1}}\n')
     write("state", "not_json", b"\x00\x01")
 
@@ -116,6 +121,7 @@ def tokenizer():
 def cache():
     line = "%d 2304 768 14 14 14 1 1 1 0 1 256 256 16 33554432 701.2 " + "0000000000000042" * 8
     write("cache", "lines", "".join(line % m + "\n" for m in (1, 64, 65536)).encode())
+    write("cache", "line", (line % 64 + "\n").encode())
     write("cache", "cut", (line % 64).encode())
     write("cache", "other_device", b"!gemm algorithms 1 | another GPU\n")
     write("cache", "selftest", b"!passed\n")
@@ -130,6 +136,7 @@ def metrics():
     text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
     for first_step in (0, 4, 30):
         write("metrics", f"resumed_at_{first_step}", bytes([first_step]) + text.encode())
+    write("metrics", "small", b"\x01" + b'{"step":0,"tokens":64,"train_loss":4}\n')
     write("metrics", "cut", bytes([2]) + text.encode()[:-20])
     write("metrics", "main_log", bytes([1]) + b"s:0 trl:4.5 lr:0.000600 norm:1.00\ns:1 tel:4.4\n"
           + b'{"tokens":64,"train_loss":4}\n')
