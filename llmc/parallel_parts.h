@@ -3,9 +3,9 @@ parallel_parts -- what parallel.c and parallel_weights.c share: weights of which
 part, level 3. Private to them.
 
 One bucket of branches is at hand while the next is on its way. A pass begins with the first
-branches at hand: weights_prepare and the pass before have seen to it, so that all passes queue the same and
-one recording serves them. Forward goes up through the buckets and leaves the last one for backward,
-which comes down to the first.
+branches at hand: weights_prepare and the pass before have seen to it, so that all passes queue the
+same and one recording serves them. Forward goes up through the buckets and leaves the last one for
+backward, which comes down to the first.
 */
 #ifndef LLMC_PARALLEL_PARTS_H
 #define LLMC_PARALLEL_PARTS_H
