@@ -503,9 +503,12 @@ static void show_done(const Model *m, int stage) {
     if (m->observer) m->observer->done(m->observer->self, stage);
 }
 
-void model_pass_by(const Model *m, int backward) {
+void model_pass_by(Model *m, int backward) {
     if (!m->observer) return;
+    int training = m->engine.training;
+    m->engine.training = backward;   // as in the passes of other ranks
     for (int i = 0; i <= m->num_branches; i++) show_forward(m, i);
+    m->engine.training = training;
     for (int stage = m->num_branches; backward && stage >= -1; stage--) {
         show_backward(m, stage);
         show_done(m, stage);

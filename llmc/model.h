@@ -149,7 +149,7 @@ void model_forward_backward(Model *m, const int32_t *tokens, const int32_t *targ
 void model_pass(Model *m, const int32_t *tokens, const int32_t *targets, int B, int T,
                 float loss_scale);
 /* Tells the observer of a pass of which nothing is computed: forward alone, or backward, too. */
-void model_pass_by(const Model *m, int backward);
+void model_pass_by(Model *m, int backward);
 /* Forward only: adds the sum of the losses times loss_scale to state->loss. */
 void model_evaluate(Model *m, const int32_t *tokens, const int32_t *targets, int B, int T,
                     float loss_scale);

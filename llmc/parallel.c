@@ -187,13 +187,6 @@ static void gather_values(Parallel *p, const ZeroBucket *b) {
     p->comm->all_gather(p->comm, values.data, values.dtype, cuts_of(p, b));
 }
 
-void parallel_gather_values(Parallel *p) {
-    const ZeroPlan *z = &p->model->zero;
-    if (z->size == 1) return;
-    for (int i = 0; i < z->num_buckets; i++) gather_values(p, &z->buckets[i]);
-    p->comm->wait(p->comm);
-}
-
 static void update_parts(Parallel *p) {
     Model *m = p->model;
     const ZeroPlan *z = &m->zero;

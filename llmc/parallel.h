@@ -47,10 +47,6 @@ void parallel_pass_by(Parallel *p);
 /* After the last micro-step: everything from model_finish_gradients to optimizer_step. */
 void parallel_step(Parallel *p);
 
-/* Where each rank has set the values of its own parts alone (zero_kept), as from a checkpoint: all
-   ranks get what they hold of the others'. */
-void parallel_gather_values(Parallel *p);
-
 /* How gradients and weights travel, a line for the plan; "" for one rank. Returns buffer. */
 const char *parallel_describe(Model *m, const Config *c, int accumulation, char *buffer,
                               int size);

@@ -109,6 +109,45 @@ CASE(a_micro_step_a_rank) {
     }
 }
 
+/* Losses of training and validation, to the bit: what level 3 gathers, also for validations whose
+   batches two ranks cannot share out evenly, are the weights that level 0 has. */
+CASE(levels_train_alike) {
+    const char *dir = new_dir("levels");
+    if (!dir) return;
+    double want[64], got[64];
+    for (int level = 0; level < 4; level++) {
+        Launch l = {.dir = dir, .ranks = 2};
+        runs(&l, text(BASE NVFP4 "parallel.zero=%d parallel.bucket_mib=1 eval.tokens=192 "
+                                 "log.dir=level_%d",
+                      level, level));
+        EXPECT(strstr(ran.out, text("ZeRO-%d over 2 ranks", level)), "%s", ran.out);
+        for (int is_validation = 0; is_validation < 2; is_validation++) {
+            const char *run = text("%s/level_%d", dir, level);
+            int count = read_losses(run, is_validation, got);
+            EXPECT_EQ_I64(read_losses(text("%s/level_0", dir), is_validation, want), count);
+            EXPECT_EQ_I64(count, is_validation ? 3 : STEPS);
+            for (int i = 0; i < count; i++)
+                EXPECT_NEAR(got[i], want[i], 0.0, "level %d, %d: loss %d", level, is_validation, i);
+        }
+    }
+}
+
+CASE(what_levels_cannot_do_is_refused) {
+    const char *dir = new_dir("refused");
+    if (!dir) return;
+    static const char *const rows[][2] = {
+        {"parallel.zero=1 precision.recipe=mxfp4 precision.osci_reset.start=1",
+         "precision.osci_reset.start"},
+        {"parallel.zero=2 log.telemetry_every=1", "log.telemetry_every"},
+        {"parallel.zero=3 eval.also_bf16=true", "eval.also_bf16"}};
+    for (int i = 0; i < ARRAY_LEN(rows); i++) {
+        Launch l = {.dir = dir, .ranks = 2};
+        run_as(&l, text("base.json %s", rows[i][0]));
+        EXPECT_EQ_I64(ran.exit_code, EXIT_CONFIG, "%s: %s", rows[i][0], ran.err);
+        EXPECT(strstr(ran.err, text("with 2 ranks, but %s", rows[i][1])), "%s", ran.err);
+    }
+}
+
 // --- one record, one checkpoint ---
 
 /* Saved by two ranks, it goes on under one and under two. */
