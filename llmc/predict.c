@@ -35,10 +35,13 @@ enum {
     EMBEDDING_FORWARD = 4,
     EMBEDDING_BACKWARD = 2 + 8,
     POSITIONS_BACKWARD = 2,
+    DECODED_BYTES = 2,   // of weights that travelled as codes
     ZERO_BF16 = 2,
     LOSS = 4,
     OPTIMIZER = 30 + 4 + 4   // AdamW, norm of the gradient, zeroing it
 };
+
+static const double CODE_BYTES = 0.5625;   // NVFP4 with its block scales
 
 const char *const predict_term_names[NUM_TERMS] = {
     [TERM_LINEARS_BF16] = "linears bf16",
@@ -63,8 +66,7 @@ typedef struct {
     Engine engine;        // as much of it as linear_gemm_form asks for
     int64_t tokens;       // of a micro-batch
     double micro_steps;   // of an optimizer step
-    // of the parameters, what a rank updates, and of the weights, what it makes operands of
-    double updated, made;
+    double updated;       // of the parameters, what a rank updates
     Prediction sum;
 } Count;
 
@@ -78,8 +80,7 @@ static void count_open(Count *n, Model *m, const Config *c, DeviceModel model, i
     n->engine.fp8 = backend_fp8(c, &n->device);
     n->tokens = (int64_t)c->batch.micro * c->batch.seq_len;
     n->micro_steps = config_accumulation(c, ranks);
-    n->updated = c->parallel.zero >= 1 ? 1.0 / ranks : 1;
-    n->made = c->parallel.zero >= 3 ? 1.0 / ranks : 1;
+    n->updated = m->zero.level >= 1 ? 1.0 / m->zero.size : 1;
     n->sum.tokens = n->micro_steps * (double)n->tokens;
 }
 
@@ -269,8 +270,30 @@ static void count_product(Count *n, const Linear *l, GemmKind g) {
 }
 
 static void count_quantising(Count *n, const Linear *l, LinearTensor t, Operands made) {
-    PredictTerm term = t == TENSOR_W ? TERM_QUANTISE_WEIGHTS : TERM_QUANTISE_TOKENS;
-    add(&n->sum.term[term], quantise_cost(n, l, t, made), t == TENSOR_W ? n->made : n->micro_steps);
+    add(&n->sum.term[TERM_QUANTISE_TOKENS], quantise_cost(n, l, t, made), n->micro_steps);
+}
+
+/* Once a step. At level 3 of zero.h as often as values are gathered; where codes are, each rank
+   makes those of its rows, and all of them are decoded in each pass. */
+static void count_weight(Count *n, const Linear *l) {
+    Model *m = n->m;
+    Cost *term = &n->sum.term[TERM_QUANTISE_WEIGHTS],
+         cost = quantise_cost(n, l, TENSOR_W, BOTH_OPERANDS);
+    if (m->zero.level < 3) {
+        add(term, cost, 1);
+        return;
+    }
+    int bucket = zero_bucket_of(&m->zero, &m->params.params[l->weight]);
+    for (int backward = 0; backward < 2; backward++) {
+        if (!model_sends_codes(m, bucket, backward)) {
+            add(term, cost, n->micro_steps);
+            continue;
+        }
+        double elements = tensor_elements(n, l, TENSOR_W);
+        add(term, bytes_cost(n, (CODE_BYTES + DECODED_BYTES) * elements, COPY_SHARE),
+            n->micro_steps);
+        if (!backward) add(term, cost, n->updated);
+    }
 }
 
 static int reads_values(const Linear *l, GemmKind g) {
@@ -295,7 +318,7 @@ static void count_linear(Count *n, const Linear *l, Operands of_x) {
     for (int g = 0; g < NUM_GEMMS; g++) count_product(n, l, (GemmKind)g);
     count_quantising(n, l, TENSOR_X, of_x);
     count_quantising(n, l, TENSOR_DY, BOTH_OPERANDS);
-    count_quantising(n, l, TENSOR_W, BOTH_OPERANDS);
+    count_weight(n, l);
     count_way_back(n, l);
     if (linear_controls_channels(l)) add_tokens(n, TERM_QUANTISE_TOKENS, CHANNELS * l->in);
     if (l->bias >= 0) add_tokens(n, TERM_ELEMENTWISE, (double)COLUMN_SUM * l->out);

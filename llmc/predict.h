@@ -22,32 +22,42 @@ extern "C" {
 #endif
 
 typedef enum {
-    TERM_LINEARS_BF16, TERM_LINEARS_FP8, TERM_LINEARS_FP4, TERM_LINEARS_EMULATED,
-    TERM_QUANTISE_TOKENS,    // x and dy
+    TERM_LINEARS_BF16,
+    TERM_LINEARS_FP8,
+    TERM_LINEARS_FP4,
+    TERM_LINEARS_EMULATED,
+    TERM_QUANTISE_TOKENS,   // x and dy
     TERM_QUANTISE_WEIGHTS,
-    TERM_HEAD, TERM_LOSS, TERM_ATTENTION_FORWARD, TERM_ATTENTION_BACKWARD,
-    TERM_ELEMENTWISE,        // norms, activation, residual, rotary positions, biases, embedding
-    TERM_OPTIMIZER,          // with the norm of the gradient and its zeroing
-    TERM_OPS,                // what each op takes beside its work
+    TERM_HEAD,
+    TERM_LOSS,
+    TERM_ATTENTION_FORWARD,
+    TERM_ATTENTION_BACKWARD,
+    TERM_ELEMENTWISE,   // norms, activation, residual, rotary positions, biases, embedding
+    TERM_OPTIMIZER,     // with the norm of the gradient and its zeroing
+    TERM_OPS,           // what each op takes beside its work
     NUM_TERMS
 } PredictTerm;
 extern const char *const predict_term_names[NUM_TERMS];
 
-typedef struct { double flops, bytes, seconds, ops; } Cost;   // ops: calls of one
+typedef struct {
+    double flops, bytes, seconds, ops;
+} Cost;   // ops: calls of one
 
 typedef struct {
-    double tokens;           // of the step, on one GPU
+    double tokens;   // of the step, on one GPU
     Cost term[NUM_TERMS];
-    Cost step;               // their sum
+    Cost step;   // their sum
 } Prediction;
 
 /* One product of a linear on a micro-batch, in BF16 and in predict_recipe, each with its share of
    what quantising costs. */
-typedef struct { double bf16, quantised; } Crossover;
+typedef struct {
+    double bf16, quantised;
+} Crossover;
 
 /* What BF16 is compared with: the run's recipe where it quantises, else nvfp4. */
 const Recipe *predict_recipe(const Config *c);
-/* `m` after model_declare; `ranks` share the step's tokens. */
+/* `m` after model_declare, or after model_split among `ranks`, which share the step's tokens. */
 Prediction predict_step(Model *m, const Config *c, DeviceModel device, int ranks);
 Crossover predict_crossover(Model *m, const Config *c, DeviceModel device, int linear, GemmKind g);
 /* Bytes of all arenas after model_measure but the op workspace, which is of the device at hand; and
@@ -55,7 +65,9 @@ Crossover predict_crossover(Model *m, const Config *c, DeviceModel device, int l
 double predict_memory(const Model *m);
 int predict_fits(DeviceModel device, double bytes);
 /* Three significant digits; a count of this kind is not worth more. */
-typedef struct { char text[32]; } Figure;
+typedef struct {
+    char text[32];
+} Figure;
 Figure predict_figure(double x);
 
 /* What the verb plan prints for plan.device: the terms, memory, the time of plan.tokens or of the

@@ -18,22 +18,8 @@ const char *const traffic_names[NUM_TRAFFICS] = {
 
 static double value_bytes(const Model *m) { return dtype_info[m->config.dtype].bits / 8.0; }
 
-/* Codes with their block scales where the weight is quantised, however it is multiplied then. An
-   operand that is made of fprop's codes travels as these. */
-static double operand_bytes(const Model *m, const Linear *l, GemmKind g) {
-    if (linear_reads_values(l, g) || linear_takes_over(l, g)) g = GEMM_FPROP;
-    const Operand *w = &l->plan.cell[g][SIDE_B];
-    double elements = (double)l->in * l->out;
-    if (!operand_is_quantized(w)) return elements * value_bytes(m);
-    double scale_bits = w->block > 0 ? (double)dtype_info[w->scale].bits / w->block : 0;
-    return elements * (dtype_info[w->elem].bits + scale_bits) / 8;
-}
-
-static double weights_bytes(Model *m, GemmKind g) {
-    double bytes = 0;
-    for (int id = 0; id < model_num_linears(m); id++)
-        bytes += operand_bytes(m, model_linear(m, id), g);
-    return bytes;
+static double bucket_elements(const ZeroBucket *b) {
+    return (double)(b->range.end - b->range.begin);
 }
 
 /* Buckets and elements of branches' matrices, or of all else. */
@@ -48,17 +34,46 @@ static Portion portion_of(const ZeroPlan *z, int of_blocks) {
         const ZeroRange *r = &z->buckets[i].range;
         if (r->is_block != of_blocks) continue;
         p.buckets++;
-        p.elements += (double)(r->end - r->begin);
+        p.elements += bucket_elements(&z->buckets[i]);
     }
     return p;
 }
 
-/* Sums of losses and votes with the norms of all parts of buckets, then what recipes keep. */
+/* Sums of losses and votes with the norms of all parts of buckets, what recipes keep, and weights'
+   maxima. */
 static Traffic small_traffic(const Model *m) {
     const ZeroPlan *z = &m->zero;
-    int64_t kept[] = {tensor_count(m->maxima), tensor_count(m->channel_squares)};
-    int64_t values = NUM_STATE_SUMS + (int64_t)z->num_buckets * z->size + kept[0] + kept[1];
-    Traffic t = {(double)values * sizeof(float), 1 + (kept[0] > 0) + (kept[1] > 0), 2, 1};
+    const int64_t counts[] = {NUM_STATE_SUMS + (int64_t)z->num_buckets * z->size,
+                              tensor_count(m->maxima), tensor_count(m->channel_squares),
+                              z->level == 3 ? model_num_linears(m) : 0};
+    Traffic t = {0, 0, 2, 1};
+    for (int i = 0; i < ARRAY_LEN(counts); i++) {
+        t.bytes += (double)counts[i] * sizeof(float);
+        t.collectives += counts[i] > 0;
+    }
+    return t;
+}
+
+/* What has to come of a bucket's weights, before forward or before backward. */
+static double gathered_bytes(Model *m, int bucket, int backward) {
+    const ZeroPlan *z = &m->zero;
+    if (!model_sends_codes(m, bucket, backward))
+        return bucket_elements(&z->buckets[bucket]) * value_bytes(m);
+    int64_t *cuts = (int64_t *)xmalloc(((size_t)z->size + 1) * sizeof(int64_t));
+    model_codes_cuts(m, bucket, cuts);
+    double bytes = (double)cuts[z->size];
+    free(cuts);
+    return bytes;
+}
+
+/* Of all branches' matrices at level 3. */
+static Traffic weights_traffic(Model *m, int backward, int micro_steps) {
+    Traffic t = {0, 0, 1, micro_steps};
+    for (int i = 0; i < m->zero.num_buckets; i++) {
+        if (!m->zero.buckets[i].range.is_block) continue;
+        t.bytes += gathered_bytes(m, i, backward);
+        t.collectives++;
+    }
     return t;
 }
 
@@ -76,10 +91,8 @@ StepTraffic predict_traffic(Model *m, const Config *c) {
                       is_cut ? rest.buckets : z->num_buckets, 1, 1};
     t.kind[TRAFFIC_VALUES] = values;
     if (!is_cut) return t;
-    Traffic forward = {weights_bytes(m, GEMM_FPROP), blocks.buckets, 1, micro_steps};
-    Traffic backward = {weights_bytes(m, GEMM_DGRAD), blocks.buckets, 1, micro_steps};
-    t.kind[TRAFFIC_FORWARD] = forward;
-    t.kind[TRAFFIC_BACKWARD] = backward;
+    t.kind[TRAFFIC_FORWARD] = weights_traffic(m, 0, micro_steps);
+    t.kind[TRAFFIC_BACKWARD] = weights_traffic(m, 1, micro_steps);
     return t;
 }
 
@@ -87,8 +100,8 @@ double predict_sent(const Traffic *t, int ranks) {
     return t->passes * t->ways * network_sent(ranks, t->bytes);
 }
 
-double predict_gather_saving(Model *m) {
-    return portion_of(&m->zero, 1).elements * value_bytes(m) / weights_bytes(m, GEMM_FPROP);
+double predict_gather_saving(const Model *m, const Traffic *gathered) {
+    return portion_of(&m->zero, 1).elements * value_bytes(m) / gathered->bytes;
 }
 
 /* --- time --- */
@@ -139,15 +152,13 @@ static double pass_seconds(const Timing *t, TrafficKind kind) {
    their sum; bucket_seconds has room for all buckets. */
 static double backward_seconds(const Timing *t, double *bucket_seconds) {
     const ZeroPlan *z = &t->m->zero;
-    const Traffic *weights = &t->traffic.kind[TRAFFIC_BACKWARD];
     double sum = 0, bytes = dtype_info[t->c->parallel.grad_dtype].bits / 8.0;
-    double gather =
-        weights->collectives ? pass_seconds(t, TRAFFIC_BACKWARD) / weights->collectives : 0;
     for (int i = 0; i < z->num_buckets; i++) {
-        const ZeroRange *r = &z->buckets[i].range;
-        double elements = (double)(r->end - r->begin);
-        bucket_seconds[i] = collective_seconds(t, TRAFFIC_GRADIENTS, elements * bytes);
-        if (r->is_block) bucket_seconds[i] += gather;
+        const ZeroBucket *b = &z->buckets[i];
+        bucket_seconds[i] = collective_seconds(t, TRAFFIC_GRADIENTS, bucket_elements(b) * bytes);
+        if (z->level == 3 && b->range.is_block)
+            bucket_seconds[i] +=
+                collective_seconds(t, TRAFFIC_BACKWARD, gathered_bytes(t->m, i, 1));
         sum += bucket_seconds[i];
     }
     return sum;
@@ -170,14 +181,15 @@ static void add_communication(Scaling *s, const Timing *t) {
     free(buckets);
 }
 
+/* Of one GPU that had memory for all. */
 static double tokens_a_second(Model *m, const Config *c, DeviceModel device) {
-    Config alone = *c;
-    alone.parallel.zero = 0;
-    Prediction p = predict_step(m, &alone, device, 1);
+    model_split(m, c, 0, 1);
+    Prediction p = predict_step(m, c, device, 1);
     return p.tokens / p.step.seconds;
 }
 
 Scaling predict_scaling(Model *m, const Config *c, DeviceModel device, int ranks) {
+    double alone = tokens_a_second(m, c, device);
     model_split(m, c, 0, ranks);
     Prediction p = predict_step(m, c, device, ranks);
     Timing t = {
@@ -193,6 +205,6 @@ Scaling predict_scaling(Model *m, const Config *c, DeviceModel device, int ranks
     s.computing = p.step.seconds;
     if (ranks > 1) add_communication(&s, &t);
     s.seconds = s.computing + s.exposed;
-    s.efficiency = p.tokens / s.seconds / tokens_a_second(m, c, device);
+    s.efficiency = p.tokens / s.seconds / alone;
     return s;
 }

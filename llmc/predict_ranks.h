@@ -47,13 +47,12 @@ typedef struct {
     Traffic kind[NUM_TRAFFICS];
 } StepTraffic;
 
-/* At the level and for the ranks of the last model_split. */
+/* At the level and for the ranks of the last model_split, by the engine of `m`. */
 StepTraffic predict_traffic(Model *m, const Config *c);
+/* Blocks' weights in the model dtype over what is gathered of them in a pass. */
+double predict_gather_saving(const Model *m, const Traffic *gathered);
 /* Bytes that each rank sends in a step, and as many that it receives. */
 double predict_sent(const Traffic *t, int ranks);
-/* Blocks' weights in the model dtype over what is gathered for a forward pass. */
-double predict_gather_saving(Model *m);
-
 typedef struct {
     int ranks, nodes, micro_steps;
     double tokens;          // of the step, all ranks
@@ -72,7 +71,8 @@ double predict_exposed_forward(double traffic, int buckets, double pass);
    still then until the one before has arrived. */
 double predict_exposed_backward(const Model *m, const double *bucket_seconds, double pass,
                                 int waits);
-/* For `ranks` that divide the step (config_divides). Splits the model among them. */
+/* For `ranks` that divide the step (config_divides). Splits the model among them; its engine's fp4
+   and fp8 are those of the device. */
 Scaling predict_scaling(Model *m, const Config *c, DeviceModel device, int ranks);
 
 /* Tables of the verb plan. The engine of `m` is that of the predicted device; its split and arenas

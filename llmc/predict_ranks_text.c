@@ -95,12 +95,16 @@ static void print_traffic(const Page *page, const LevelMemory *at) {
         print_row(page->out, traffic_names[kind], row);
     }
     print_row(page->out, "all", all);
-    double saving = predict_gather_saving(page->m);
-    if (saving == 1) return;
-    fprintf(page->out,
-            "  gathered weights are codes where they are quantised: %.2f times fewer "
-            "bytes than in %s\n",
-            saving, dtype_info[page->m->config.dtype].name);
+    // The model is split for the last level.
+    const Traffic *gathered = &at[NUM_ZERO_LEVELS - 1].traffic.kind[TRAFFIC_FORWARD];
+    const char *plain = dtype_info[page->m->config.dtype].name;
+    double saving = predict_gather_saving(page->m, gathered);
+    if (saving > 1)
+        fprintf(page->out,
+                "  weights come as codes where products read values: %.2f times fewer "
+                "bytes than in %s\n",
+                saving, plain);
+    else fprintf(page->out, "  weights come in %s, and each rank makes operands of them\n", plain);
 }
 
 void predict_levels_print(FILE *out, Model *m, const Config *c, DeviceModel device, int ranks) {

@@ -98,7 +98,7 @@ static StepTraffic small_traffic(Setup *s, const char *words, int ranks) {
     return predict_traffic(&s->model, &s->config);
 }
 
-/* Loss, votes and the norms of four parts of three buckets. */
+/* Loss, votes and the norms of four parts of three buckets; maxima of four weights at level 3. */
 enum { SMALL_SENT = 6 * (2 + 4 * 3) };
 
 /* Four ranks, three micro-steps: a rank sends three quarters of a buffer. */
@@ -116,7 +116,7 @@ CASE(bytes_of_each_level_by_hand) {
           SMALL_SENT}},
         {SMALL "parallel.zero=3",
          {9.0 * (BLOCKS + EMBEDDING + PLAIN), 1.5 * (EMBEDDING + PLAIN), 3 * 0.75 * 0.5625 * BLOCKS,
-          3 * 0.75 * 0.5625 * BLOCKS, SMALL_SENT}},
+          3 * 0.75 * 0.5625 * BLOCKS, SMALL_SENT + 6 * 4}},
         {SMALL "parallel.zero=1 parallel.grad_dtype=bf16",
          {1.5 * (BLOCKS + EMBEDDING + PLAIN), 1.5 * (BLOCKS + EMBEDDING + PLAIN), 0, 0,
           SMALL_SENT}},
@@ -149,20 +149,28 @@ CASE(bytes_are_those_of_zero) {
     }
 }
 
-/* 16 bits for 4 and a scale of 8 for 16 of them: 3.56; half of the block kept in BF16: less. */
+/* 16 bits for 4 and a scale of 8 for 16 of them: 3.56. Packed operands of whole matrices are no codes
+   of rows, and a bucket with one BF16 linear comes in BF16. */
+#define LEVEL_3 "parallel.zero=3 "
 CASE(codes_are_fewer_bytes) {
     static const struct {
         const char *words;
         double saving;
+        Fp4Gemm fp4;
     } rows[] = {
-        {SMALL, 2 / 0.5625},
-        {SMALL "precision.recipe=bf16", 1},
-        {SMALL "precision.rules=[{\"layers\":\"*.attn.*\",\"recipe\":\"bf16\"}]", 4 / 2.5625},
+        {SMALL LEVEL_3, 2 / 0.5625, FP4_EMULATED},
+        {SMALL LEVEL_3, 1, FP4_LIBRARY},
+        {SMALL LEVEL_3 "precision.recipe=bf16", 1, FP4_EMULATED},
+        {SMALL LEVEL_3 "precision.rules=[{\"layers\":\"*.attn.*\",\"recipe\":\"bf16\"}]", 1,
+         FP4_EMULATED},
     };
     for (int i = 0; i < ARRAY_LEN(rows); i++) {
         Setup s;
         small_traffic(&s, rows[i].words, 4);
-        EXPECT_NEAR(predict_gather_saving(&s.model), rows[i].saving, 1e-12, "%s", rows[i].words);
+        s.model.engine.fp4 = rows[i].fp4;
+        StepTraffic t = predict_traffic(&s.model, &s.config);
+        EXPECT_NEAR(predict_gather_saving(&s.model, &t.kind[TRAFFIC_FORWARD]), rows[i].saving,
+                    1e-12, "%s", rows[i].words);
         setup_close(&s);
     }
 }
@@ -206,21 +214,26 @@ CASE(one_gpu_communicates_nothing) {
     }
 }
 
-/* An eighth of the update from level 1 on, of weights' operands at level 3; all else stays. */
+/* An eighth of the update from level 1 on. At level 3 an eighth of weights' operands where codes
+   travel, which each of 128 micro-steps decodes twice; else all of them twice. */
 CASE(what_is_shared_out_is_done_once) {
-    double optimizer[NUM_ZERO_LEVELS], operands[NUM_ZERO_LEVELS], rest[NUM_ZERO_LEVELS];
-    for (int level = 0; level < NUM_ZERO_LEVELS; level++) {
+    double first[3] = {0, 0, 0};
+    for (int i = 0; i <= NUM_ZERO_LEVELS; i++) {
         char words[512];
+        int level = i < NUM_ZERO_LEVELS ? i : 3;
         snprintf(words, sizeof(words), LLAMA_7B NVFP4 "parallel.zero=%d", level);
         Setup s;
         setup_open(&s, words);
+        s.model.engine.fp4 = i < NUM_ZERO_LEVELS ? FP4_LIBRARY : FP4_EMULATED;
+        model_split(&s.model, &s.config, 0, 8);
         Prediction p = predict_step(&s.model, &s.config, DEVICE_MODEL_B200, 8);
-        optimizer[level] = p.term[TERM_OPTIMIZER].bytes;
-        operands[level] = p.term[TERM_QUANTISE_WEIGHTS].bytes;
-        rest[level] = p.step.bytes - optimizer[level] - operands[level];
-        EXPECT_NEAR(optimizer[level] / optimizer[0], level >= 1 ? 0.125 : 1, 1e-12, "%s", words);
-        EXPECT_NEAR(operands[level] / operands[0], level >= 3 ? 0.125 : 1, 1e-12, "%s", words);
-        EXPECT_NEAR(rest[level] / rest[0], 1, 1e-12, "%s", words);
+        double update = p.term[TERM_OPTIMIZER].bytes, made = p.term[TERM_QUANTISE_WEIGHTS].bytes;
+        double rest = p.step.bytes - update - made, decoded = 2.5625 / 5.125;
+        double wanted = i < 3 ? 1 : i == 3 ? 256 : 0.125 + 256 * decoded;
+        if (i == 0) first[0] = update, first[1] = made, first[2] = rest;
+        EXPECT_NEAR(update / first[0], level >= 1 ? 0.125 : 1, 1e-12, "%s", words);
+        EXPECT_NEAR(made / first[1], wanted, 1e-9, "%s", words);
+        EXPECT_NEAR(rest / first[2], 1, 1e-12, "%s", words);
         setup_close(&s);
     }
 }
@@ -311,7 +324,7 @@ CASE(tables_of_70b_on_64) {
         // 2 x 63/64 of 282 GB, then one way, and one way in each of 8 micro-steps
         "\n  gradients                           556          278         2220         2220\n",
         "\n  values after the update               -          139          139 ",
-        ": 2.57 times fewer bytes than in bf16\n",
+        "\n  weights come in bf16, and each rank makes operands of them\n",
         "scaling     parallel.zero=3; days, GPU-hours of 1e+12 tokens; ",
         "\n       1      1    512 ", "\n       8      1     64 ", "\n      64      1      8 ",
         "\n     512      8      1 ",
@@ -320,6 +333,12 @@ CASE(tables_of_70b_on_64) {
                   "batch.micro=1 batch.total_tokens=4194304 parallel.zero=3 plan.device=GB200 "
                   "plan.tokens=1000000000000",
                   64, rows);
+}
+
+CASE(tables_of_emulated_weights) {
+    static const char *const rows[] = {"\n  weights come as codes where products read values: 3.5",
+                                       NULL};
+    expect_tables(LLAMA_7B NVFP4 "parallel.zero=3 plan.device=H200", 8, rows);
 }
 
 CASE(rows_that_do_not_divide_say_so) {
