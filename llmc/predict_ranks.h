@@ -9,6 +9,8 @@ is zero.h's, times of collectives are network.h's. Communicates nothing.
   2              reduce-scatter, micro-steps    all-gather, once a step    -
   3              reduce-scatter, micro-steps    all-gather of the rest     all-gather, forward and
                                                                            backward of micro-steps
+Weights come as codes or as values, as a run decides it (model_sends_codes); predict.h counts what
+making operands of them costs.
 Hidden: gradients under a backward pass, bucket by bucket as they are ready, so never the last one;
 weights under the products before theirs, so never the first bucket. Not hidden: values, and the few
 bytes of losses, norms and maxima. Backward is two thirds of a micro-step. Collectives take nothing

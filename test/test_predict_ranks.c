@@ -149,8 +149,8 @@ CASE(bytes_are_those_of_zero) {
     }
 }
 
-/* 16 bits for 4 and a scale of 8 for 16 of them: 3.56. Packed operands of whole matrices are no codes
-   of rows, and a bucket with one BF16 linear comes in BF16. */
+/* 16 bits for 4 and a scale of 8 for 16 of them: 3.56. Packed operands of whole matrices are no
+   codes of rows, and a bucket with one BF16 linear comes in BF16. */
 #define LEVEL_3 "parallel.zero=3 "
 CASE(codes_are_fewer_bytes) {
     static const struct {
