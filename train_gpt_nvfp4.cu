@@ -189,6 +189,8 @@ static int one_step(Run *r) {
     run_guard_step(r);
     if (first) gradients_check_arrival(&r->model, r->host, r->step);
     report_step(r, now_ms() - started);
+    if (r->model.oscillations_reset >= 0)
+        metrics_event(r->metrics, r->step, "osci_reset", r->model.oscillations_reset);
     guard_push(&r->guard, r->state.loss, r->state.grad_norm, r->state.skip);
     r->position += r->step_tokens / r->config.batch.seq_len;
     r->tokens += r->step_tokens;
@@ -198,7 +200,7 @@ static int one_step(Run *r) {
 
 /* Returns 1 when all steps are done, or those that ckpt.until asks for, and 0 when it was asked to
    stop. What belongs to step S comes before its training, so that a run resumed at S writes the
-   same record. */
+   same record. Validations and samples are of what was trained, in the phase that trained it. */
 static int train_loop(Run *r) {
     const Config *c = &r->config;
     for (;;) {
@@ -210,6 +212,7 @@ static int train_loop(Run *r) {
         int validated = !(last || due(r->step, c->eval.every)) || validate(r);
         if (r->step > 0 && due(r->step, c->sample.every)) print_sample(r, (int)r->step);
         if (last) return validated;
+        run_phases_enter(r);
         if (due(r->step, c->log.telemetry_every)) look_closely(r);
         int trained = one_step(r);
         run_save_poll(r);
@@ -224,20 +227,19 @@ static int train_loop(Run *r) {
 static void rehearse(Run *r) {
     run_rehearse_fit(r);
     char *checkpoint = resume_find(&r->config, 1);
+    if (checkpoint) run_rehearse_load(r, checkpoint);
     run_settle_gemms(r, checkpoint);
     run_print_plan(r);
-    if (checkpoint) run_rehearse_load(r, checkpoint);
     free(checkpoint);
     run_check_directories(r);
 }
 
 static int plan_run(Run *r) {
     const Config *c = &r->config;
-    int has_length = c->train.steps > 0 || c->train.tokens > 0 || c->train.epochs > 0;
     open_machine(r);
     run_open(r, READ_TRAIN | READ_VAL | READ_TOKENIZER | FOR_PLAN);
-    if (r->train && has_length)
-        r->steps = config_steps(c, r->ranks, dataloader_num_sequences(r->train));
+    if (c->train.steps > 0 || c->train.tokens > 0 || (r->train && c->train.epochs > 0))
+        run_take_length(r);
     run_measure(r, 1);
     run_settle_gemms(r, NULL);
     run_print_plan(r);
@@ -273,6 +275,7 @@ static int verb_train(int num_args, char **args) {
     run_fit(r, 1);
     run_claim_directories(r);
     char *checkpoint = resume_find(c, 1);
+    if (checkpoint) run_rehearse_load(r, checkpoint);
     run_settle_gemms(r, checkpoint);
     run_saver_open(r);
     model_place(&r->model, c, r->device, r->ops, 1);
@@ -292,6 +295,7 @@ static int verb_train(int num_args, char **args) {
     watchdog_enter("end");
     run_saver_finish(r);
     ExitCode code = finished ? EXIT_DONE : EXIT_INTERRUPTED;
+    if (r->step == r->steps) run_phases_conclude(r);
     if (!finished)
         log_line("interrupted at step %lld by %s; the same command%s goes on from there",
                  (long long)r->step, stop_requested() ? stop_signal() : "another rank",

@@ -58,9 +58,10 @@ typedef struct {
     Rule rule;
     int resets_lr;
     int64_t warmup_steps;
-    float peak, final_frac;   // peak 0: optim.lr
+    float peak, final_frac;   // peak 0: optim.lr; final_frac not given: sched.final_frac
 } ScheduleEntry;
 typedef struct { ScheduleEntry *items; int count; } ScheduleList;
+enum { CONFIG_MAX_ENTRIES = 256 };   // of precision.schedule
 
 typedef enum { BACKEND_AUTO, BACKEND_NATIVE, BACKEND_EMULATE, NUM_BACKENDS } BackendKind;
 extern const char *const backend_names[NUM_BACKENDS];
@@ -190,6 +191,9 @@ char *config_to_json(const Config *c);
    among the names, itself or its group ("model batch.seq_len"); NULL: all. Keys that the text does
    not have are passed over. "" for no change; caller frees. */
 char *config_changes(const Config *c, const char *saved, const char *names);
+/* How many elements at the start of a key's list are what they were when config_to_json gave
+   `saved`. */
+int config_equal_elements(const Config *c, const char *saved, const char *key);
 /* What to say of a name that is no key: "; did you mean \"optim.lr\"?" for the nearest spelling or
    for the name in another program, else "; `help` lists all keys". Returns buffer. */
 const char *config_suggestion(const char *name, char *buffer, int size);

@@ -65,3 +65,17 @@ char *config_changes(const Config *c, const char *saved, const char *names) {
     free(present);
     return lines;
 }
+
+int config_equal_elements(const Config *c, const char *saved, const char *key) {
+    char *present = config_to_json(c);
+    cJSON *from = cJSON_Parse(saved), *to = cJSON_Parse(present);
+    const cJSON *old_list = value_of(from, key), *list = value_of(to, key);
+    int most = (int)min_i64(cJSON_GetArraySize(old_list), cJSON_GetArraySize(list)), equal = 0;
+    while (equal < most && cJSON_Compare(cJSON_GetArrayItem(old_list, equal),
+                                         cJSON_GetArrayItem(list, equal), 1))
+        equal++;
+    cJSON_Delete(from);
+    cJSON_Delete(to);
+    free(present);
+    return equal;
+}

@@ -187,6 +187,14 @@ static void check_log(const Config *c) {
     }
 }
 
+/* A floor that an entry does not give is that of the first fall. */
+static void finish_schedule(Config *c) {
+    for (int i = 0; i < c->precision.schedule.count; i++) {
+        ScheduleEntry *entry = &c->precision.schedule.items[i];
+        if (entry->final_frac < 0) entry->final_frac = c->sched.final_frac;
+    }
+}
+
 static void finish_directories(Config *c) {
     if (!c->log.dir[0]) {
         die(EXIT_CONFIG, "config: log.dir is empty; a run keeps its record there");
@@ -205,6 +213,7 @@ void config_finish(Config *c, int layers_given) {
     if (c->eval.micro == 0) c->eval.micro = c->batch.micro;
     check_micro_batch(c);
     finish_directories(c);
+    finish_schedule(c);
     check_precision(c);
     check_length(c);
     check_log(c);

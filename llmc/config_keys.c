@@ -148,12 +148,12 @@ const ConfigKey config_keys[] = {
      "share of each linear's in-features, those of largest norm, that fprop multiplies in MXFP8 "
      "(OutControl; decoded values only); 0: none", NULL, .open = OPEN_MAX},
     {KEY(INT64, precision.out_control.from), "501", 1, MAX_COUNT,
-     "first step, counted from 1, of those that norms are taken of", NULL},
+     "first step, as step lines count from 1, of those that norms are taken of", NULL},
     {KEY(INT64, precision.out_control.to), "550", 1, MAX_COUNT,
      "last one; from the next on the features are fixed", NULL},
     {KEY(INT64, precision.osci_reset.start), "0", 0, MAX_COUNT,
-     "step from which weights whose rounded values swing are set to these (OsciReset); 0: never",
-     NULL},
+     "steps after which weights whose rounded values swing begin to be set to these (OsciReset); "
+     "0: never", NULL},
     {KEY(INT64, precision.osci_reset.period), "200", 2, MAX_COUNT,
      "steps from one such reset to the next", NULL},
     {KEY(INT64, precision.osci_reset.window), "50", 1, MAX_COUNT,

@@ -10,9 +10,10 @@ What a moment is in steps is phases.c's to say, which knows the run's length.
 #include "config_parts.h"
 
 const char config_schedule_legal[] =
-    "a list of objects with \"at\" (a step, a share below 1, \"82%\", \"lr_decay\", \"sqrt3\"), "
-    "keys of "
-    "a rule, and perhaps \"lr\": {\"warmup_steps\", \"peak\", \"final_frac\"}";
+    "a list of objects with \"at\" (after how many steps, a share of them below 1, \"82%\", "
+    "\"lr_decay\", \"sqrt3\"), keys of a rule, and perhaps \"lr\": {\"warmup_steps\": 40, "
+    "\"peak\": "
+    "optim.lr, \"final_frac\": sched.final_frac}, which are the defaults";
 
 static const char *const entry_keys[] = {"at", "lr", NULL};
 static const char *const moment_words[NUM_MOMENTS] = {
@@ -84,8 +85,8 @@ static void set_lr_reset(ScheduleEntry *entry, const cJSON *value, const Where *
         } else if (strcmp(member->string, "final_frac") == 0) {
             entry->final_frac = (float)number_in(member, 0, 1, &here);
         } else {
-            config_fail(&here,
-                        "is unknown; \"lr\" has warmup_steps, peak (0: optim.lr) and final_frac");
+            config_fail(&here, "is unknown; \"lr\" has warmup_steps (40 unless given), peak (0: "
+                               "optim.lr) and final_frac (sched.final_frac)");
         }
     }
 }
@@ -94,6 +95,7 @@ static ScheduleEntry entry_of(const cJSON *value, const Where *w) {
     ScheduleEntry entry;
     memset(&entry, 0, sizeof(entry));
     entry.warmup_steps = 40;
+    entry.final_frac = -1;
     if (!cJSON_IsObject(value)) config_fail(w, "is no object; expected %s", config_schedule_legal);
     entry.rule = config_rule_of(value, w, entry_keys);
     int has_moment = 0, i = 0;
@@ -114,6 +116,8 @@ void config_set_schedule(void *at, const ConfigKey *key, const cJSON *value, con
     (void)key;
     if (!cJSON_IsArray(value)) config_fail(w, "is no list; expected %s", config_schedule_legal);
     int count = cJSON_GetArraySize(value);
+    if (count > CONFIG_MAX_ENTRIES)
+        config_fail(w, "has %d entries; legal: up to %d", count, CONFIG_MAX_ENTRIES);
     free(list->items);
     list->items = (ScheduleEntry *)xmalloc((size_t)count * sizeof(ScheduleEntry));
     list->count = 0;

@@ -337,6 +337,16 @@ void metrics_object(Metrics *m, int64_t step, const char *members) {
     free(line);
 }
 
+void metrics_event(Metrics *m, int64_t step, const char *event, int64_t value) {
+    if (!m->has_files) return;
+    Line json = {.used = 0}, main_log = {.used = 0};
+    add(&json, "{\"step\":%" PRId64 ",\"event\":\"%s\",\"value\":%" PRId64 "}\n", step, event,
+        value);
+    write_line(&m->jsonl, &json);
+    add(&main_log, "s:%" PRId64 " %s:%" PRId64 "\n", step, event, value);
+    write_line(&m->main_log, &main_log);
+}
+
 void metrics_sync(Metrics *m) {
     if (!m->has_files) return;
     outfile_sync(&m->jsonl);

@@ -6,8 +6,11 @@ metrics -- the record that a run leaves in log.dir, and the lines that it prints
                         precision.schedule on. A validation: step, tokens, val_loss,
                         val_loss_bf16 with eval.also_bf16. Both with gap_percent where there is a
                         gap to log.reference: positive = worse. Telemetry's lines: telemetry.h.
+                        An event: step, "event":"phase" (of precision.schedule, begins with this
+                        step) or "osci_reset" (in this step), value: the phase, the weights set.
                         A value that is not finite is null, and "nonfinite":true stands beside it
   main.log              s:STEP trl:LOSS lr:LR norm:NORM   and   s:STEP tel:VALIDATION_LOSS
+                        and of events   s:STEP EVENT:VALUE
   run.json              what ran where, when, and how it ended (nulls while it runs)
   config.resolved.json  the config with every default filled in
 `step` in files is the index of the optimizer step from 0. A validation has the index of the step
@@ -75,6 +78,8 @@ void metrics_validation(Metrics *m, const ValidationRecord *r);
 /* Another line of metrics.jsonl, of the step that is trained next: "step", then these members of a
    JSON object. */
 void metrics_object(Metrics *m, int64_t step, const char *members);
+/* What happens once in a while, with a number that says more. */
+void metrics_event(Metrics *m, int64_t step, const char *event, int64_t value);
 /* All lines so far have reached the disk: before a checkpoint, whose resumed run goes on behind
    them. */
 void metrics_sync(Metrics *m);

@@ -149,8 +149,7 @@ LinearPlan *model_plan(Model *m, int phase, int id) {
     return &m->plans[phase * model_num_linears(m) + id];
 }
 
-/* The plans alone: what lies in memory stays as it is. */
-static void take_plans(Model *m, int phase) {
+void model_take_plans(Model *m, int phase) {
     m->phase = phase;
     for (int id = 0; id < model_num_linears(m); id++)
         model_linear(m, id)->plan = *model_plan(m, phase, id);
@@ -169,7 +168,7 @@ static void resolve_plans(Model *m, const Config *c) {
             *model_plan(m, phase, id) = recipe_resolve(c->precision.recipe, rules, num_rules, name);
         }
         free(rules);
-        take_plans(m, phase);
+        model_take_plans(m, phase);
         for (int id = 0; id < count; id++) {
             refuse_plan(m, c, model_linear(m, id), phase);
             m->quantized |= linear_quantized_gemms(model_linear(m, id)) > 0;
@@ -364,7 +363,7 @@ void model_measure(Model *m, const Config *c, Device *d, const Ops *ops, int tra
     for (int i = 0; i < ARRAY_LEN(m->recorded); i++)
         m->recorded[i].wanted = c->memory.cuda_graphs && d->record_begin;
     for (int phase = m->num_phases - 1; phase >= 0; phase--) {
-        take_plans(m, phase);
+        model_take_plans(m, phase);
         for (int i = 0; i < NUM_ARENAS; i++) m->arenas[i] = arena_measure(arena_names[i], d);
         layout(m, c, ops, training);
         for (int i = 0; i < NUM_ARENAS; i++)
@@ -407,7 +406,7 @@ void model_set_phase(Model *m, int phase) {
     CHECK(phase >= 0 && phase < m->num_phases, "phase %d of %d", phase, m->num_phases);
     if (phase == m->phase) return;
     forget_recordings(m);
-    take_plans(m, phase);
+    model_take_plans(m, phase);
     if (!m->layout_config) return;
     for (int i = 0; i < NUM_ARENAS; i++) m->arenas[i].used = 0;
     layout(m, m->layout_config, m->engine.ops, m->engine.training);

@@ -85,6 +85,7 @@ typedef struct {
     Oscillation *oscillations;   // of linears' weights, by id; empty where none are looked for
     Tensor oscillation_now;      // (1, largest of these weights) f32: a decoded operand
     int64_t *oscillation_count;  // device memory
+    int64_t oscillations_reset;  // weights that the step at hand set; -1: it was none that does
     Tensor tokens, targets;      // (max_tokens, 1) i32, on the device
     Tensor *residual;            // [num_branches + 1] of (max_tokens, C)
     NormStats final_stats;

@@ -29,6 +29,7 @@ int64_t oscillation_weights(const Model *m) {
 
 void oscillation_step(Model *m, const Config *c) {
     int64_t since = m->step - c->precision.osci_reset.start, num_reset = 0;
+    m->oscillations_reset = -1;
     if (c->precision.osci_reset.start == 0 || since < 0) return;
     int64_t j = since % c->precision.osci_reset.period, window = c->precision.osci_reset.window;
     if (j > window) return;
@@ -46,7 +47,8 @@ void oscillation_step(Model *m, const Config *c) {
         if (j == window && is_rounded)
             num_reset += reset(m, o, p, c->precision.osci_reset.threshold);
     }
-    if (j == window)
-        log_line("osci_reset  step %lld: %lld of %lld weights set to their rounded values",
-                 (long long)m->step + 1, (long long)num_reset, (long long)oscillation_weights(m));
+    if (j < window) return;
+    m->oscillations_reset = num_reset;
+    log_line("osci_reset  step %lld: %lld of %lld weights set to their rounded values",
+             (long long)m->step + 1, (long long)num_reset, (long long)oscillation_weights(m));
 }

@@ -7,6 +7,7 @@
 
 #include "backend.h"
 #include "common.h"
+#include "model_parts.h"
 #include "oscillation.h"
 #include "out_control.h"
 
@@ -47,6 +48,7 @@ typedef struct {
     const Engine *engine;
     const GemmRate *rates;
     int operand_width;
+    int of_changes;   // 1: of the GEMMs alone that the model's phase changes
 } Table;
 enum { NAME_WIDTH = 27 };   // "embedding, norms, attention"
 
@@ -78,8 +80,19 @@ static void gemm_line(Table *t, const char *name, const Linear *l, GemmKind g) {
     text_add(&t->text, "\n");
 }
 
+/* Of the phase before the model's. */
+static const LinearPlan *plan_before(Model *m, const Linear *l) {
+    return model_plan(m, m->phase - 1, l->id);
+}
+
 static int same_plan(const LinearPlan *a, const LinearPlan *b) {
     return memcmp(a, b, sizeof(*a)) == 0;
+}
+
+/* Now and, in a later phase than the first, before. */
+static int same_plans(Model *m, const Linear *a, const Linear *b) {
+    return same_plan(&a->plan, &b->plan) &&
+           (m->phase == 0 || same_plan(plan_before(m, a), plan_before(m, b)));
 }
 
 /* The last branch, `stride` apart, that continues a run of blocks with the plans of branch `first`.
@@ -89,15 +102,15 @@ static int last_alike(Model *m, int first, int stride) {
     while (last + stride < m->num_branches) {
         const Block *a = &m->blocks[last], *b = &m->blocks[last + stride];
         int continues = b->kind == a->kind && b->index == a->index + 1 &&
-                        same_plan(&a->in.plan, &b->in.plan) &&
-                        same_plan(&a->out.plan, &b->out.plan);
+                        same_plans(m, &a->in, &b->in) && same_plans(m, &a->out, &b->out);
         if (!continues) break;
         last += stride;
     }
     return last;
 }
 
-static void linear_lines(Table *t, const Block *first, const Block *last, const Linear *l) {
+static void linear_lines(Table *t, Model *m, const Block *first, const Block *last,
+                         const Linear *l) {
     const char *linear_name = l == &first->in ? first->kind->in_name : first->kind->out_name;
     char name[96];
     if (first == last) {
@@ -106,7 +119,25 @@ static void linear_lines(Table *t, const Block *first, const Block *last, const 
         snprintf(name, sizeof(name), "blocks.%d-%d.%s.%s", first->index, last->index,
                  first->kind->name, linear_name);
     }
-    for (int g = 0; g < NUM_GEMMS; g++) gemm_line(t, name, l, (GemmKind)g);
+    for (int g = 0; g < NUM_GEMMS; g++) {
+        size_t bytes = sizeof(l->plan.cell[g]);
+        if (t->of_changes && !memcmp(l->plan.cell[g], plan_before(m, l)->cell[g], bytes)) continue;
+        gemm_line(t, name, l, (GemmKind)g);
+    }
+}
+
+static void block_lines(Table *t, Model *m, int brief) {
+    int stride = m->config.pattern[0] ? 1 : 2;
+    char *printed = (char *)xmalloc((size_t)m->num_branches);
+    for (int i = 0; i < m->num_branches; i++) {
+        if (printed[i]) continue;
+        int last = brief ? last_alike(m, i, stride) : i;
+        for (int j = i; j <= last; j += stride) printed[j] = 1;
+        const Block *b = &m->blocks[i];
+        linear_lines(t, m, b, &m->blocks[last], &b->in);
+        linear_lines(t, m, b, &m->blocks[last], &b->out);
+    }
+    free(printed);
 }
 
 int plan_quantized_gemms(Model *m) {
@@ -121,8 +152,7 @@ int plan_quantized_gemms(Model *m) {
     return count;
 }
 
-/* Those with none, too. */
-static int all_gemms(Model *m) {
+int plan_all_gemms(Model *m) {
     int count = NUM_GEMMS * model_num_linears(m);
     for (int i = 0; i < m->num_branches; i++) count += !block_keeps(&m->blocks[i], KEPT_CORE_IN);
     return count;
@@ -135,25 +165,15 @@ static int has_smooth_blocks(const Model *m) {
 }
 
 char *plan_precision_text(Model *m, int brief, const GemmRate *rates) {
-    Table t = {{NULL, 0, 0}, &m->engine, rates, operand_width(m)};
+    Table t = {{NULL, 0, 0}, &m->engine, rates, operand_width(m), 0};
     const char *dtype = dtype_info[m->config.dtype].name;
-    int quantized = plan_quantized_gemms(m), all = all_gemms(m);
+    int quantized = plan_quantized_gemms(m), all = plan_all_gemms(m);
     if (brief && quantized == 0 && !rates) {
         text_add(&t.text, "all %d GEMMs of the linears\n", all);
         return t.text.text;
     }
     if (brief) text_add(&t.text, "on the device at hand; formats as in `help precision`\n");
-    int stride = m->config.pattern[0] ? 1 : 2;
-    char *printed = (char *)xmalloc((size_t)m->num_branches);
-    for (int i = 0; i < m->num_branches; i++) {
-        if (printed[i]) continue;
-        int last = brief ? last_alike(m, i, stride) : i;
-        for (int j = i; j <= last; j += stride) printed[j] = 1;
-        const Block *b = &m->blocks[i];
-        linear_lines(&t, b, &m->blocks[last], &b->in);
-        linear_lines(&t, b, &m->blocks[last], &b->out);
-    }
-    free(printed);
+    block_lines(&t, m, brief);
     text_add(&t.text, "%-*s %s\n", NAME_WIDTH, "embedding, norms, attention", dtype);
     text_add(&t.text, "%-*s %s\n", NAME_WIDTH, "head", dtype);
     if (has_smooth_blocks(m))
@@ -170,13 +190,25 @@ char *plan_precision_text(Model *m, int brief, const GemmRate *rates) {
     return t.text.text;
 }
 
+char *plan_phase_text(Model *m, int phase) {
+    int now = m->phase;
+    model_take_plans(m, phase);
+    Table t = {{NULL, 0, 0}, &m->engine, NULL, operand_width(m), 1};
+    block_lines(&t, m, 1);
+    text_add(&t.text, "GEMMs with quantised operands: %d of %d a micro-step\n",
+             plan_quantized_gemms(m), plan_all_gemms(m));
+    model_take_plans(m, now);
+    return t.text.text;
+}
+
 void plan_precision_tag(Model *m, const Config *c, char *buffer, int size) {
     const Recipe *recipe = c->precision.recipe;
+    int has_rules = c->precision.rules.count > 0 || !recipe_is_quantized(recipe);
     if (plan_quantized_gemms(m) == 0) {
         snprintf(buffer, size, "%s", dtype_info[m->config.dtype].name);
     } else {
-        snprintf(buffer, size, "%s%s(%s)", recipe->name,
-                 recipe_is_quantized(recipe) ? "" : "+rules", backend_run_name(m));
+        snprintf(buffer, size, "%s%s(%s)", recipe->name, has_rules ? "+rules" : "",
+                 backend_run_name(m));
     }
     size_t at = strlen(buffer);
     if (m->phase > 0) snprintf(buffer + at, (size_t)size - at, "/phase%d", m->phase);

@@ -17,6 +17,9 @@ extern "C" {
    that agree share a line ("blocks.0-9.attn.qkv"), and there is one line in all where no GEMM is
    quantised and nothing was measured. `rates` of gemm_rates_measure, or NULL. Caller frees. */
 char *plan_precision_text(Model *m, int brief, const GemmRate *rates);
+/* The lines of the GEMMs that a later phase than the first changes, blocks that agree together, and
+   how many are quantised then. Caller frees. */
+char *plan_phase_text(Model *m, int phase);
 /* Arena sizes in MiB, after model_measure or model_place. Caller frees. */
 char *plan_memory_text(const Model *m);
 /* Bytes of all arenas. */
@@ -24,10 +27,12 @@ size_t plan_memory_bytes(const Model *m);
 /* GEMMs of one micro-step (forward, backward and what memory.recompute runs again) with a quantised
    operand: what Engine.quantized_gemms counts. */
 int plan_quantized_gemms(Model *m);
+/* The same of all GEMMs, with quantised operands and without. */
+int plan_all_gemms(Model *m);
 /* The tag of every log line, of what really runs: "nvfp4(emulated)", "fp8(native)"; "fp8(mixed)"
    where some of the quantised GEMMs are native and others are not;
-   "bf16+rules(emulated)" where only rules quantise; "bf16" where no GEMM is quantised, whatever the
-   recipe is called. */
+   "nvfp4+rules(emulated)" with precision.rules, "nvfp4(emulated)/phase1" from an entry of
+   precision.schedule on; "bf16" where no GEMM is quantised, whatever the recipe is called. */
 void plan_precision_tag(Model *m, const Config *c, char *buffer, int size);
 
 #ifdef __cplusplus

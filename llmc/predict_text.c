@@ -160,6 +160,8 @@ static void print_page(const Page *page, int64_t steps) {
     fprintf(page->out, "  computed from rooflines, %s\n",
             page->facts->measured ? "with the shares of them that were measured on this GPU"
                                   : "never measured on Blackwell");
+    if (page->m->num_phases > 1)
+        fprintf(page->out, "  of the first phase: precision.schedule has not begun\n");
     print_terms(page, &p);
     print_memory(page);
     double tokens = run_tokens(page, p.tokens * page->ranks, steps);

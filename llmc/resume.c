@@ -29,14 +29,15 @@ char *resume_find(const Config *c, int training) {
    Of the other keys none matters to a resumed run. What multiplies the codes is no part of a run's
    identity: the codes are the same and only the order of sums differs, and a run with
    precision.backend=auto may itself come to a GPU that multiplies them in another way. Nor is who
-   rounds stochastically: the draws differ, not what they are of. */
+   rounds stochastically: the draws differ, not what they are of. Of precision.schedule the entries
+   are part of it that have begun: run_phases_resume. */
 #define IDENTITY_KEYS                                                                              \
     "model precision.recipe precision.keep_bf16 precision.rules precision.smooth_swiglu "          \
-    "batch.seq_len data.train data.shuffle seed"
+    "precision.osci_reset precision.out_control batch.seq_len data.train data.shuffle seed"
 #define CURVE_KEYS                                                                                 \
-    "precision.schedule precision.osci_reset precision.out_control precision.backend "             \
-    "precision.gemm precision.stochastic memory.lmhead_chunks memory.deterministic batch.micro "   \
-    "batch.total_tokens train optim sched guard"
+    "precision.schedule precision.backend precision.gemm precision.stochastic "                    \
+    "memory.lmhead_chunks memory.deterministic batch.micro batch.total_tokens train optim sched "  \
+    "guard"
 /* What operands are quantised, and how. */
 #define OPERAND_KEYS "precision.recipe precision.keep_bf16 precision.rules precision.schedule"
 

@@ -1,6 +1,7 @@
 /* run -- the parts of a run, opened and closed; see run.h. What it says at its start is in
    run_start.c. */
 #include "run.h"
+#include "run_idle.h"
 #include "run_phases.h"
 
 #include <stdlib.h>
@@ -68,6 +69,15 @@ void run_open(Run *r, int reads) {
     r->config_json = config_to_json(c);
 }
 
+void run_take_length(Run *r) {
+    const Config *c = &r->config;
+    r->steps = config_steps(c, r->ranks, r->train ? dataloader_num_sequences(r->train) : 0);
+    Schedule schedule = {c->sched.type,       c->optim.lr,         c->sched.warmup_steps,
+                         c->sched.decay_frac, c->sched.final_frac, r->steps};
+    r->schedule = schedule;
+    run_phases_resolve(r);
+}
+
 void run_plan(Run *r) {
     const Config *c = &r->config;
     if (!r->train) {
@@ -81,11 +91,8 @@ void run_plan(Run *r) {
             (long long)c->sample.every);
     }
     parallel_refuse(c, r->comm->size);
-    r->steps = config_steps(c, r->comm->size, dataloader_num_sequences(r->train));
-    Schedule schedule = {c->sched.type,       c->optim.lr,         c->sched.warmup_steps,
-                         c->sched.decay_frac, c->sched.final_frac, r->steps};
-    r->schedule = schedule;
-    run_phases_resolve(r);
+    run_take_length(r);
+    run_refuse_idle(r);
     r->guard = guard_make(c->guard.skip_loss_z, c->guard.skip_grad_z);
 }
 

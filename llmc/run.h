@@ -74,6 +74,9 @@ enum { READ_TRAIN = 1, READ_VAL = 2, READ_TOKENIZER = 4, FOR_PLAN = 8 };
 void run_configure(Run *r, int num_args, char **args);
 /* `reads` of the enumerators above. Declares the model; takes no memory of the device. */
 void run_open(Run *r, int reads);
+/* Steps of the run, the learning rate over them and the phases: dies where the config gives no
+   length, or one that they do not fit. train.epochs needs r->train. */
+void run_take_length(Run *r);
 /* What only training needs of the config: data, a length, a tokenizer for samples on the way. */
 void run_plan(Run *r);
 /* Host memory of training: micro-batches and staging; what ranks need to train together. */

@@ -11,9 +11,10 @@
 #include "resume.h"
 #include "run_phases.h"
 
-enum { NUM_RUN_FIELDS = 5, PHASE_VALUES = 2 };
+enum { NUM_RUN_FIELDS = 5, PHASE_VALUES = 1 + CONFIG_MAX_ENTRIES };
 
-/* Of a run with a schedule: the phase, and where "sqrt3" came, the step of that. */
+/* Of a run with a schedule: the number of entries that the last step was trained with, and how many
+   steps had been done when each of them began. */
 static double phase_values[PHASE_VALUES];
 static int num_phase_values;
 
@@ -47,19 +48,17 @@ static CheckpointState checkpoint_state(Run *r, CheckpointField fields[NUM_RUN_F
     s.tokens = r->tokens;
     s.seed = r->config.seed;
     s.fields = fields;
-    s.num_fields = r->config.precision.schedule.count > 0 ? NUM_RUN_FIELDS : NUM_RUN_FIELDS - 1;
+    s.num_fields = NUM_RUN_FIELDS;
     s.kept = r->model.kept;
     s.num_kept = r->model.num_kept;
     return s;
 }
 
-/* The phase of the step that is next. */
 static void note_phase(const Run *r) {
-    int last = r->config.precision.schedule.count - 1;
-    num_phase_values = 1;
-    phase_values[0] = run_phases_at(r, r->step);
-    if (!run_phases_has_sqrt3(r) || r->phase_starts[last] == INT64_MAX) return;
-    phase_values[num_phase_values++] = (double)r->phase_starts[last];
+    int begun = run_phases_behind(r, r->step);
+    num_phase_values = 1 + begun;
+    phase_values[0] = begun;
+    for (int i = 0; i < begun; i++) phase_values[1 + i] = (double)r->phase_starts[i];
 }
 
 static void note_data(const Run *r) {
@@ -84,19 +83,11 @@ static void compare_data(const Run *r, const char *path) {
         (long long)now, (long long)then, path, path);
 }
 
-/* In training the phase follows from the step, and model_begin_step brings it. */
-static void resume_phase(Run *r, const char *path, int training) {
+/* For evaluation, which comes before any step, the phase is the checkpoint's. */
+static void take_phase(Run *r, const char *path) {
     const ScheduleList *list = &r->config.precision.schedule;
     if (num_phase_values == 0) return;
     int64_t phase = (int64_t)phase_values[0];   // of any size: a file says so
-    if (training) {
-        if (run_phases_has_sqrt3(r) && num_phase_values > 1)
-            run_phases_trigger(r, (int64_t)phase_values[1]);
-        if (list->count > 0 && run_phases_at(r, r->step) < phase)
-            log_warn("%s was in phase %lld of precision.schedule, this run goes on in phase %d",
-                     path, (long long)phase, run_phases_at(r, r->step));
-        return;
-    }
     if (phase > list->count)
         die(EXIT_CONFIG,
             "%s is in phase %lld of its precision.schedule, the config has %d entries; give the "
@@ -229,6 +220,7 @@ static void begin_save(Run *r) {
     if (r->host->rank == 0 && r->metrics) metrics_sync(r->metrics);
     note_phase(r);
     note_data(r);
+    if (c->precision.schedule.count == 0) s.num_fields--;
     s.config = r->config_json;
     char *algorithms = r->ops->gemm_choices_save(r->device);
     s.gemm_algorithms = algorithms;
@@ -279,16 +271,22 @@ static void refuse_longer_past(const Run *r, const char *path, int64_t step) {
         (long long)r->steps, path, (long long)step);
 }
 
+/* 1 where the checkpoint's run had quantised other operands, or otherwise. */
+static int has_other_operands;
+
 void run_rehearse_load(Run *r, const char *path) {
-    resume_compare(&r->config, path, 1);
+    has_other_operands = resume_compare(&r->config, path, 1);
     CheckpointField fields[NUM_RUN_FIELDS];
     CheckpointState s = checkpoint_state(r, fields);
     CheckpointTensors t = tensors_of(r, 1);
     checkpoint_check(path, &t, &s, 1);
     free((void *)t.ranges);
-    free(s.config);
     compare_data(r, path);
     refuse_longer_past(r, path, s.step);
+    int alike = config_equal_elements(&r->config, s.config, "precision.schedule");
+    RunPast past = {path, s.step, phase_values, num_phase_values, alike};
+    run_phases_resume(r, &past);
+    free(s.config);
 }
 
 /* Says of which operands what earlier steps should have left is not there. */
@@ -302,20 +300,18 @@ static void warn_of_new_maxima(Run *r, const char *path) {
 }
 
 void run_load(Run *r, const char *path, int training) {
-    int other_operands = resume_compare(&r->config, path, training);
+    if (!training) resume_compare(&r->config, path, 0);
     CheckpointField fields[NUM_RUN_FIELDS];
     CheckpointState s = checkpoint_state(r, fields);
     CheckpointTensors t = tensors_of(r, training);
     checkpoint_load(path, &t, &s, training);
     free((void *)t.ranges);
-    if (training) compare_data(r, path);
-    if (training) refuse_longer_past(r, path, s.step);
     r->step = s.step;
     r->position = s.position;
     r->tokens = s.tokens;
     if (strcmp(r->config.ckpt.resume, "auto") == 0) r->saved_step = s.step;
-    resume_phase(r, path, training);
-    if (training && other_operands) warn_of_new_maxima(r, path);
+    if (!training) take_phase(r, path);
+    else if (has_other_operands) warn_of_new_maxima(r, path);
     free(s.config);
     log_line("loaded      %s: step %lld, sequence %lld", path, (long long)r->step,
              (long long)r->position);

@@ -32,11 +32,13 @@ void run_saver_close(Run *r);
 
 // --- loading ---
 
-/* The model must have its memory. With `training` also the optimizer's state; then a checkpoint
-   past the run's last step is refused. Dies as resume_compare and checkpoint_load do. */
-void run_load(Run *r, const char *path, int training);
-/* What run_load for training would refuse, but for the checksums of tensors. */
+/* Before run_load for training: whether this run may go on from the checkpoint. Refuses another run
+   (resume_compare), other data, a past that is longer than the run or in which other entries of
+   precision.schedule had begun, and what checkpoint_check does; says what has changed. */
 void run_rehearse_load(Run *r, const char *path);
+/* The model must have its memory. With `training` also the optimizer's state. Dies as
+   checkpoint_load does, for evaluation as resume_compare does, too. */
+void run_load(Run *r, const char *path, int training);
 /* Memory and weights for evaluation, of the checkpoint that ckpt.resume means; dies with EXIT_DATA
    where there is none. Its GEMM algorithms go on. */
 void run_load_trained(Run *r);

@@ -7,8 +7,10 @@
 
 #include "backend.h"
 #include "checkpoint.h"
+#include "model_parts.h"
 #include "outfile.h"
 #include "plan.h"
+#include "run_phases.h"
 #include "version.h"
 
 enum { RECORD_GRACE_US = 500000 };
@@ -43,12 +45,19 @@ static void record_death(ExitCode code, const char *message) {
     if (end_ranks) end_ranks(code, message);
 }
 
-/* log.dir/plan.txt: one line per linear and GEMM. */
+/* log.dir/plan.txt: a line per linear and GEMM of the first phase, then what later ones change. A
+   resumed run is in any of them. */
 static void write_plan(Run *r) {
     char *path = format_string("%s/plan.txt", r->config.log.dir);
-    char *plan = plan_precision_text(&r->model, 0, r->rates);
+    int now = r->model.phase;
+    model_take_plans(&r->model, 0);
+    char *first = plan_precision_text(&r->model, 0, r->rates), *later = run_phases_text(r);
+    model_take_plans(&r->model, now);
+    char *plan = format_string("%s%s", first, later);
     outfile_replace(path, "log.dir", plan, strlen(plan));
     free(plan);
+    free(later);
+    free(first);
     free(path);
 }
 

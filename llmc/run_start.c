@@ -116,7 +116,7 @@ void run_print_plan(Run *r) {
                  (double)r->steps * (double)r->step_tokens);
     }
     log_line("validation  %s", validation);
-    char *phases = r->phase_starts ? run_phases_text(r) : xstrdup("");
+    char *phases = run_phases_text(r);
     log_line("precision   %s: %s%s%s", r->precision_tag, precision, phases, memory);
     free(phases);
     free(precision);

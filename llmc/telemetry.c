@@ -197,8 +197,8 @@ static void print_summary(const Telemetry *t, int64_t step, double ratio, double
         snprintf(least, sizeof(least), "SQNR from %.1f dB (%s of %s)", least_db,
                  gemm_names[worst_gemm], worst);
     }
-    log_line("telemetry at step %lld | gain %s | %s%s | %.0f ms", (long long)step, gains, least,
-             noise, time_ms);
+    log_line("telemetry before step %lld | gain %s | %s%s | %.0f ms", (long long)step + 1, gains,
+             least, noise, time_ms);
 }
 
 double telemetry_run(Telemetry *t, Model *m, const TelemetryBatch *batch, Metrics *metrics) {

@@ -221,7 +221,7 @@ FAW_ROWS = [
 
 def qaf(name, about, share):
     """A finish that is `share` of the training before it: backward in BF16, the rate warmed up."""
-    start = {"at": round(1 / (1 + share), 4), **BACK_BF16, "lr": {"warmup_steps": 40}}
+    start = {"at": round(1 / (1 + share), 4), **BACK_BF16, "lr": {"warmup_steps": 40, "final_frac": 0}}
     return faw(name, about, schedule=[start], tokens=1 + share, precision=SMOOTH)
 
 
@@ -373,7 +373,7 @@ def scaled_warmup(entry, steps):
     if "lr" not in entry:
         return entry
     left = round((1 - entry["at"]) * steps)
-    return {**entry, "lr": {"warmup_steps": min(entry["lr"]["warmup_steps"], left // 4)}}
+    return {**entry, "lr": {**entry["lr"], "warmup_steps": min(entry["lr"]["warmup_steps"], left // 4)}}
 
 
 def config_of(row, size_, paper):

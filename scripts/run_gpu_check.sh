@@ -279,7 +279,7 @@ stage_telemetry() {
     step telemetry 1 python3 - "$out/telemetry_run.log" "$out/runs/telemetry/metrics.jsonl" \
         << 'PYTHON'
 import json, re, statistics, sys
-looks = re.findall(r"^telemetry at step .* (\d+) ms$", open(sys.argv[1]).read(), re.M)
+looks = re.findall(r"^telemetry before step .* (\d+) ms$", open(sys.argv[1]).read(), re.M)
 steps = [r["time_ms"] for r in map(json.loads, open(sys.argv[2])) if "train_loss" in r]
 step, look = statistics.median(steps[1:]), float(looks[1])
 share = 100 * look / (100 * step)

@@ -480,9 +480,9 @@ CASE(precision_tag_says_what_runs) {
     char *half[] = {"precision.recipe=nvfp4", "precision.fprop.x.format=bf16"};
     expect_tag("fp8(emulated)", 1, fp8);
     expect_tag_as(FP4_LIBRARY, "fp8(native)", 1, fp8);
-    expect_tag_as(FP4_LIBRARY, "fp8(mixed)", 3, e5m2);
-    expect_tag_as(FP4_LIBRARY, "fp8(native)", 2, both);
-    expect_tag_as(FP4_LIBRARY, "nvfp4(mixed)", 2, half);
+    expect_tag_as(FP4_LIBRARY, "fp8+rules(mixed)", 3, e5m2);
+    expect_tag_as(FP4_LIBRARY, "fp8+rules(native)", 2, both);
+    expect_tag_as(FP4_LIBRARY, "nvfp4+rules(mixed)", 2, half);
 }
 
 /* Of two micro-steps with a validation between them: all gradients and behind them the loss; bytes

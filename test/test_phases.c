@@ -145,14 +145,14 @@ CASE(moments_that_training_does_not_have) {
         ScheduleType type;
     } refused[] = {
         {"[{\"at\":100,\"recipe\":\"bf16\"}]",
-         "begins at step 100, but the run has steps 0 to 99; legal: 1 to 99", SCHED_WSD},
-        {"[{\"at\":0.001,\"recipe\":\"bf16\"}]", "begins at step 0", SCHED_WSD},
+         "begins after step 100, but the run has 100 steps; legal: after step 1 to 99", SCHED_WSD},
+        {"[{\"at\":0.001,\"recipe\":\"bf16\"}]", "begins after step 0,", SCHED_WSD},
         {"[{\"at\":50,\"recipe\":\"bf16\"},{\"at\":0.3,\"recipe\":\"bf16\"}]",
-         "begins at step 30, before entry 0, at step 50", SCHED_WSD},
+         "begins after step 30, before entry 0, after step 50", SCHED_WSD},
         {"[{\"at\":\"lr_decay\",\"recipe\":\"bf16\"}]", "sched.type constant never lowers",
          SCHED_CONSTANT},
         {"[{\"at\":70,\"lr\":{\"warmup_steps\":30}}]",
-         "30 steps are left from step 70 on; legal: 0 "
+         "30 steps are left after step 70; legal: 0 "
          "to 29",
          SCHED_WSD},
     };

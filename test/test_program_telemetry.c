@@ -38,7 +38,7 @@ static void same_with_telemetry(const char *name, const char *words) {
     put_base_run(dir);
     runs_in(dir, text("base.json log.dir=unseen %s", words));
     runs_in(dir, text("base.json log.dir=seen %s " LOOKS, words));
-    EXPECT(strstr(ran.out, "telemetry at step 0 | gain ") && strstr(ran.out, "| gradient SNR "),
+    EXPECT(strstr(ran.out, "telemetry before step 1 | gain ") && strstr(ran.out, "| gradient SNR "),
            "%s", ran.out);
     EXPECT(strstr(ran.out, "telemetry   "), "no arena in\n%s", ran.out);
     record_of(text("%s/seen", dir), seen, sizeof(seen));
@@ -87,6 +87,9 @@ static void expect_a_switch(const char *dir, int ranks) {
 CASE(the_gradients_noise_switches_the_phase) {
     const char *dir = make_dir("sqrt3");
     put_base_run(dir);
+    runs_in(dir, "base.json " NVFP4 LOOKS "log.dir=quiet precision.schedule="
+                 "[{\"at\":\"sqrt3\",\"gemm\":\"backward\",\"recipe\":\"bf16\"}]");
+    EXPECT(strstr(ran.err, "precision.schedule[0] never began: in no look"), "%s", ran.err);
     expect_a_switch(dir, 0);
     if (have_mpirun()) expect_a_switch(dir, 2);
     EXPECT_EQ_I64(
@@ -108,7 +111,7 @@ static const char *line_with(const char *lines, const char *word) {
 static void expect_no_ratio(const char *dir, const char *said) {
     static char lines[1 << 18];
     const char *line = line_with(ran.out, said);
-    EXPECT(strncmp(line, "telemetry at step ", 18) == 0, "no \"%s\" in\n%s", said, ran.out);
+    EXPECT(strncmp(line, "telemetry before step ", 22) == 0, "no \"%s\" in\n%s", said, ran.out);
     EXPECT(!strstr(line, "nan") && !strstr(line, "inf"), "%s", line);
     record_of(text("%s/run", dir), lines, sizeof(lines));
     line = line_with(lines, "\"gradient_snr\":null");
