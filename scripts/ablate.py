@@ -1,21 +1,25 @@
 #!/usr/bin/env python3
 """Runs an ablation: every row of a set with every seed, then the gaps to the reference row.
 
-    scripts/ablate.py SET [--seeds N] [--data DIR] [--budget MIN] [--jobs N] [--out DIR]
+    scripts/ablate.py SET [KEY=VALUE ...] [--seeds N] [--data DIR] [--budget MIN] [--jobs N]
 
-SET is a file, or the name of one in configs/ablations/sets (scripts/ablation_set.py describes it).
+SET is a file, or the name of one in configs/ablations/sets (configs/ablations/README.md describes
+it). KEY=VALUE words are appended to every run's.
 All rows with seed 1 come first, in the order of the set, then those that have a seed 2, and so on.
 The seed gives initial weights and data order, so runs of one seed differ in the row alone.
 
-What is done is not done again: the final losses are in the file --results, a line each, told apart
-by row, seed, steps and a hash of the row's whole config, words and data. Interrupted runs go on
-from their checkpoint in --out. The checkpoints of finished runs are removed.
+What is done is not done again: the final losses are in the file --results, by default in --out, a
+line each, told apart by row, seed, steps and a hash of the row's whole config, words and data.
+Interrupted runs go on from their checkpoint in --out. The checkpoints of finished runs are removed.
+A run that its config or data ends (exit codes 2, 3) ends the set, but for --keep-going: what is
+wrong with one is mostly wrong with all.
 
 Exit codes: 0 all is done, 1 a run failed (its log is named), 2 bad arguments or set, 3 a file,
 4 rows are open that did not fit the budget, 130 interrupted; the same command goes on.
 """
 
 import argparse
+import contextlib
 import csv
 import json
 import math
@@ -28,10 +32,12 @@ import time
 from dataclasses import asdict, dataclass, fields
 
 import ablation_report
+import quiet_pipe
 from ablation_set import MAX_SEEDS, ROOT, Row, SetError, find_set, read_set
 
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_DATA, EXIT_OPEN, EXIT_INTERRUPTED = 0, 1, 2, 3, 4, 130
-PROGRAM_DIVERGED = 6   # exit codes of the program
+PROGRAM_CONFIG, PROGRAM_DATA = 2, 3   # exit codes of the program
+PROGRAM_DIVERGED = 6
 PROGRAM_INTERRUPTED = 130
 DONE, DIVERGED = "done", "diverged"
 POLL_SECONDS = 0.1
@@ -203,6 +209,7 @@ class Ablation:
         self.tasks = tasks_of(ablation)
         self.open = [task for task in self.tasks if task.key() not in self.results]
         self.running, self.failed, self.timed = [], [], []
+        self.halted = False   # by a run that could not start
         self.started = time.monotonic()
         self.deadline = math.inf
         if options.budget is not None:
@@ -222,7 +229,9 @@ class Ablation:
     def start_next(self):
         """Whether one was started; the first that does not fit ends the starting, so that rows are
         done in order."""
-        if not self.open or len(self.running) >= self.options.jobs or not self.fits(self.open[0]):
+        if self.halted or not self.open or len(self.running) >= self.options.jobs:
+            return False
+        if not self.fits(self.open[0]):
             return False
         task = self.open.pop(0)
         self.running.append(Running(task, self.options))
@@ -242,6 +251,9 @@ class Ablation:
         if result is None:
             self.failed.append(task)
             self.say(f"{task.name()} failed with exit code {code}: {run.last_words()} ({run.log})")
+            if code in (PROGRAM_CONFIG, PROGRAM_DATA) and not self.options.keep_going:
+                self.halted = True
+                self.say("no further run is started: mend it, or go on with --keep-going")
             return
         self.results[result.key()] = result
         self.timed.append(result)
@@ -335,6 +347,8 @@ def parse_arguments(arguments):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("set", metavar="SET", help="a set's file, or its name")
+    parser.add_argument("words", nargs="*", metavar="KEY=VALUE",
+                        help="appended to the words of every run, e.g. train.steps=100")
     parser.add_argument("--seeds", type=count, default=MAX_SEEDS, metavar="N",
                         help="no more than N seeds of a row; needed where a row says no number")
     parser.add_argument("--budget", type=minutes, metavar="MIN",
@@ -345,17 +359,18 @@ def parse_arguments(arguments):
     parser.add_argument("--jobs", type=count, default=1, metavar="N",
                         help="runs at a time: small models leave a GPU idle (default: 1)")
     parser.add_argument("--results", type=pathlib.Path, metavar="FILE",
-                        help="results that are carried over (default: dev/results/ablate_SET.csv)")
+                        help="results that are carried over (default: SET_runs.csv in --out)")
+    parser.add_argument("--keep-going", action="store_true",
+                        help="start further runs after one whose config or data is refused")
     parser.add_argument("--program", default=str(ROOT / "train_gpt_nvfp4"), metavar="FILE")
     parser.add_argument("--report", action="store_true", help="run nothing, only report")
-    return parser.parse_args(arguments)
+    return parser.parse_intermixed_args(arguments)
 
 
 def settle(options, path):
     """The defaults that hang on others; paths no longer hang on the current directory."""
     options.out = (options.out or ROOT / "runs" / "ablate" / path.stem).absolute()
-    options.results = (options.results or
-                       ROOT / "dev" / "results" / f"ablate_{path.stem}.csv").absolute()
+    options.results = (options.results or options.out / f"{path.stem}_runs.csv").absolute()
     options.data_words = []
     if options.data is not None:
         folder = pathlib.Path(options.data).absolute()
@@ -371,7 +386,7 @@ def main(arguments=None):
     options = parse_arguments(arguments)
     try:
         path = find_set(options.set)
-        ablation = read_set(path, options.seeds, options.data)
+        ablation = read_set(path, options.seeds, options.data, options.words)
         if any(row.seeds >= MAX_SEEDS for row in ablation.rows):
             raise SetError(f"'{path}' has rows without \"seeds\"; say how many with --seeds N")
         settle(options, path)
@@ -394,6 +409,10 @@ def main(arguments=None):
         interrupted = True
         work.stop()
         work.report()
+    except BrokenPipeError:   # nobody reads on: the runs go on from their checkpoints next time
+        with contextlib.redirect_stdout(None):
+            work.stop()
+        raise
     except OSError as error:
         work.stop()
         print(f"error: {error}", file=sys.stderr)
@@ -408,4 +427,4 @@ def main(arguments=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(quiet_pipe.run(main))

@@ -2,7 +2,7 @@
 
 A set is a JSON file: {"about", "reference", "words", "rows": [{"name", "config", "words", "seeds",
 "about"}]}. `config` is a path from the repository's root, `words` are key=value words as on the
-program's command line, those of the set before those of the row. `reference` names the row that the
+program's command line, those of the set before those of the row, then the caller's. `reference` names the row that the
 others are compared with; `seeds` is the most seeds a row gets. Not here: running (ablate.py).
 """
 
@@ -119,15 +119,18 @@ def checked(value, key, kind, where):
     return value
 
 
-def words_of(value, where):
-    words = checked(value.get("words", []), "words", list, where)
+def checked_words(words, where):
     for word in words:
         if not isinstance(word, str) or not re.match(r"[a-z_0-9.]+=", word):
             raise SetError(f"{where}: {word!r} is no key=value word")
     return words
 
 
-def row_of(value, common, max_seeds, data, where):
+def words_of(value, where):
+    return checked_words(checked(value.get("words", []), "words", list, where), where)
+
+
+def row_of(value, common, extra, max_seeds, data, where):
     if not isinstance(value, dict):
         raise SetError(f"{where} is no object")
     unknown = set(value) - {"name", "config", "words", "seeds", "about"}
@@ -137,7 +140,7 @@ def row_of(value, common, max_seeds, data, where):
     if not re.fullmatch(r"[A-Za-z0-9_.+-]+", name):
         raise SetError(f"{where}: the name '{name}' has more than letters, digits and _ . + -")
     config = checked(value.get("config"), "config", str, where)
-    words = common + words_of(value, where)
+    words = common + words_of(value, where) + extra
     seeds = checked(value.get("seeds", max_seeds), "seeds", int, where)
     flat = read_config(ROOT / config)
     flat.update((word.split("=", 1)[0], word_value(word.split("=", 1)[1])) for word in words)
@@ -150,12 +153,13 @@ def row_of(value, common, max_seeds, data, where):
                hashlib.sha256(text.encode()).hexdigest()[:16])
 
 
-def read_set(path, max_seeds=MAX_SEEDS, data_folder=None):
+def read_set(path, max_seeds=MAX_SEEDS, data_folder=None, extra_words=()):
     value = read_json(path)
     if not isinstance(value, dict):
         raise SetError(f"'{path}' holds no JSON object")
     common, data = words_of(value, f"'{path}'"), data_identity(data_folder)
-    rows = [row_of(row, common, max_seeds, data, f"'{path}', row {i}")
+    extra = checked_words(list(extra_words), "command line")
+    rows = [row_of(row, common, extra, max_seeds, data, f"'{path}', row {i}")
             for i, row in enumerate(checked(value.get("rows"), "rows", list, f"'{path}'"))]
     names = [row.name for row in rows]
     for name in names:

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import compare_telemetry
+import quiet_pipe
 
 EXIT_DATA = 3
 SKIPPED_STEPS = 2  # of the speed: the first steps also pay for warming up
@@ -294,4 +295,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(quiet_pipe.run(main))

@@ -4,7 +4,8 @@
 # where packages are missing and it is not root, it stops with the one command to run.
 # usage: scripts/demo.sh [--text FILE] [key=value ...]
 #   --text FILE   UTF-8 text, .xz too; default: the King James Bible of Debian's package bible-kjv
-#   key=value     for both runs, e.g. train.steps=50 for a quick look
+#   key=value     for both runs, e.g. train.steps=50 for a quick look; a run that is not longer than
+#                 the warm-up is warmed up for a tenth of it, unless sched.warmup_steps is given
 #   --help        prints this
 # Results lie in runs/demo, which a later demo replaces. The verdict: both runs end below the bigram
 # entropy of the text, NVFP4 at most 5 % above BF16. A run shortened by a key=value is not judged.
@@ -43,6 +44,18 @@ while [ $# -gt 0 ]; do
     shift
 done
 cd "$root"
+config_number() { sed -n "s/.*\"$1\": *\([0-9]*\).*/\1/p" configs/runs/demo_bf16.json; }
+steps="" warmup=""   # of the overrides
+for word in "${overrides[@]}"; do
+    case "$word" in
+        train.steps=*) steps=${word#*=} ;;
+        sched.warmup_steps=*) warmup=${word#*=} ;;
+    esac
+done
+if [ -z "$warmup" ] && [[ "$steps" =~ ^[1-9][0-9]*$ ]] &&
+    [ "$steps" -le "$(config_number warmup_steps)" ]; then
+    overrides+=("sched.warmup_steps=$((steps / 10))")
+fi
 if [ -e "$out" ] && [ ! -e "$mark" ]; then
     stop "$out is there and no demo made it; move it away, or remove it"
 fi
@@ -122,7 +135,6 @@ last_validation_loss() {   # RUN: from lines "s:STEP tel:LOSS"
 trained_tokens() {   # RUN
     sed -n 's/.*"tokens": *\([0-9]*\).*/\1/p' "$out/$1/metrics.jsonl" | tail -1
 }
-config_number() { sed -n "s/.*\"$1\": *\([0-9]*\).*/\1/p" configs/runs/demo_bf16.json; }
 
 bf16=$(last_validation_loss bf16) nvfp4=$(last_validation_loss nvfp4)
 bigram=$(.venv/bin/python scripts/entropy.py "$out/text.txt" --field bigram)

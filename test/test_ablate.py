@@ -277,6 +277,44 @@ def case_failures_are_tried_again(folder):
     assert bench.traced() == ["bf16-s1@0", "nvfp4-s1@0", "bf16-s1@0"], text
 
 
+def case_a_refused_config_ends_the_set(folder):
+    bench = Bench(folder, [{**TWO_ROWS[0], "words": loss(4) + ["fake.exit=2"]}, TWO_ROWS[1]])
+    code, text = bench.run("--seeds", 2)
+    assert code == ablate.EXIT_FAILED and "no further run is started" in text, text
+    assert bench.traced() == ["bf16-s1@0"], text
+    code, text = bench.run("--seeds", 1, "--keep-going")
+    assert code == ablate.EXIT_FAILED and bench.traced() == ["bf16-s1@0", "nvfp4-s1@0"], text
+
+
+def case_words_go_to_every_run(folder):
+    bench = Bench(folder, TWO_ROWS)
+    assert bench.run("train.steps=5", "--seeds", 1, "fake.loss=7")[0] == 0
+    results = bench.results()
+    assert [r["steps"] for r in results] == ["5", "5"], results
+    assert [r["val_loss"] for r in results] == ["7.01", "7.01"], results
+    code, text = bench.run("--seeds", 1, "nonsense")
+    assert code == ablate.EXIT_USAGE and "'nonsense' is no key=value word" in text, text
+
+
+def case_results_stay_with_the_runs(folder):
+    bench = Bench(folder, TWO_ROWS)
+    arguments = bench.arguments("--seeds", 1)
+    at = arguments.index("--results")
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert ablate.main(arguments[:at] + arguments[at + 2:]) == 0
+    assert (folder / "out" / "set_runs.csv").exists() and not (folder / "results.csv").exists()
+
+
+def case_a_reader_may_leave(folder):
+    bench = Bench(folder, TWO_ROWS)
+    for script, arguments in ((PROGRAM, bench.arguments("--seeds", 1)),
+                              (ROOT / "scripts" / "compare.py", ["--help"])):
+        command = [sys.executable, str(script), *arguments]
+        shell = subprocess.run(["bash", "-c", '"$@" | true; exit ${PIPESTATUS[0]}', "bash",
+                                *command], capture_output=True, text=True, check=False)
+        assert "Traceback" not in shell.stderr and "Broken pipe" not in shell.stderr, shell.stderr
+
+
 def case_a_run_without_its_last_loss_failed(folder):
     bench = Bench(folder, TWO_ROWS[:1])
     bench.program.write_text(bench.program.read_text().replace('"step": steps,', '"step": 2,'))
