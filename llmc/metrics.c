@@ -26,7 +26,7 @@ struct Metrics {
     double recent_ms[TIMED_STEPS];   // ring of step times, for the ETA
     int64_t num_timed;
     int64_t steps_seen;
-    int warned;   // of the gap
+    int warned, warned_of_val;   // of the gaps
 };
 
 // --- text ---
@@ -179,9 +179,10 @@ Metrics *metrics_open(const MetricsOptions *options) {
     utc_now(m->started);
     if (options->reference[0]) {
         m->reference = reference_open(options->reference);
-        log_line("gap: (loss - reference) / reference at equal tokens, mean of the last %d steps; "
-                 "positive = worse than %s",
-                 REFERENCE_WINDOW, options->reference);
+        log_line(
+            "gap: (loss - reference) / reference at equal tokens, means of the last %d steps; of "
+            "validations where the reference has one there; positive = worse than %s",
+            REFERENCE_WINDOW, options->reference);
         warn_if_short(m->reference, options->reference,
                       options->total_steps * options->tokens_per_step);
     }
@@ -287,14 +288,13 @@ static void write_step(Metrics *m, const StepRecord *r, double tokens_per_s, dou
     write_line(&m->main_log, &main_log);
 }
 
-/* Once a run, and not of the first steps, whose mean is of few. */
-static void warn_of_gap(Metrics *m, const StepRecord *r, double gap) {
+/* Of each kind of loss once a run. */
+static void warn_of_gap(const Metrics *m, int *warned, int64_t step, const char *what, double gap) {
     double limit = m->options.reference_warn;
-    if (limit == 0 || m->warned || !m->reference || !reference_is_smooth(m->reference)) return;
-    if (!(gap > limit)) return;
-    m->warned = 1;
-    log_warn("step %" PRId64 ": the loss is %.1f%% above that of %s, log.reference_warn is %g%%",
-             r->step + 1, gap, m->options.reference, limit);
+    if (limit == 0 || *warned || !(gap > limit)) return;
+    *warned = 1;
+    log_warn("step %" PRId64 ": the %s is %.1f%% above that of %s, log.reference_warn is %g%%",
+             step, what, gap, m->options.reference, limit);
 }
 
 void metrics_step(Metrics *m, const StepRecord *r) {
@@ -303,13 +303,17 @@ void metrics_step(Metrics *m, const StepRecord *r) {
     double gap = m->reference ? reference_train_gap(m->reference, r->tokens, r->loss) : NAN;
     take_time(m, r->time_ms);
     if (m->has_files) write_step(m, r, tokens_per_s, gap);
-    warn_of_gap(m, r, gap);
+    // Not of the first steps, whose mean is of few.
+    if (m->reference && reference_is_smooth(m->reference))
+        warn_of_gap(m, &m->warned, r->step + 1, "loss", gap);
     int is_end = r->step == o->first_step || r->step + 1 == o->total_steps;
     if (is_end || (r->step + 1) % o->print_every == 0) print_step(m, r, tokens_per_s, gap);
 }
 
 void metrics_validation(Metrics *m, const ValidationRecord *r) {
-    double gap = m->reference ? reference_val_gap(m->reference, r->tokens, r->loss) : NAN;
+    int64_t within = m->options.tokens_per_step / 2;
+    double gap = m->reference ? reference_val_gap(m->reference, r->tokens, within, r->loss) : NAN;
+    warn_of_gap(m, &m->warned_of_val, r->step, "validation loss", gap);
     Line l = {.used = 0};
     add(&l, "step %" PRId64 "/%" PRId64 " | val loss %.4f", r->step, m->options.total_steps,
         r->loss);

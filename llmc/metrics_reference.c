@@ -41,14 +41,32 @@ static void curve_add_from(Curve *c, const cJSON *line, const char *key) {
     curve_add(c, (double)tokens, loss->valuedouble);
 }
 
-/* NaN outside of the curve. */
-static double curve_at(const Curve *c, double tokens) {
-    int64_t low = 0, high = c->count;   // the first point at or after `tokens` is in [low, high]
+/* The first point at or after `tokens`; c->count for none. */
+static int64_t curve_find(const Curve *c, double tokens) {
+    int64_t low = 0, high = c->count;   // it is in [low, high]
     while (low < high) {
         int64_t middle = (low + high) / 2;
         if (c->points[middle].tokens < tokens) low = middle + 1;
         else high = middle;
     }
+    return low;
+}
+
+/* The loss of the nearest point, NaN where that is further away. */
+static double curve_near(const Curve *c, double tokens, double within) {
+    int64_t after = curve_find(c, tokens), nearest = -1;
+    for (int64_t i = max_i64(0, after - 1); i < c->count && i <= after; i++) {
+        double distance = fabs(c->points[i].tokens - tokens);
+        if (distance > within) continue;
+        within = distance;
+        nearest = i;
+    }
+    return nearest < 0 ? NAN : c->points[nearest].loss;
+}
+
+/* NaN outside of the curve. */
+static double curve_at(const Curve *c, double tokens) {
+    int64_t low = curve_find(c, tokens);
     if (low == c->count) return NAN;
     Point after = c->points[low];
     if (after.tokens == tokens) return after.loss;
@@ -108,6 +126,6 @@ int64_t reference_end_tokens(const Reference *r) {
     return (int64_t)r->train.points[r->train.count - 1].tokens;
 }
 
-double reference_val_gap(const Reference *r, int64_t tokens, double loss) {
-    return percent_above(loss, curve_at(&r->val, (double)tokens));
+double reference_val_gap(const Reference *r, int64_t tokens, int64_t within, double loss) {
+    return percent_above(loss, curve_near(&r->val, (double)tokens, (double)within));
 }

@@ -3,7 +3,8 @@ metrics_reference -- the loss curves of another run, for the live gap of this on
 The gap is (run - reference) / reference in percent at equal tokens: positive = worse. The training
 gap compares sums over the last REFERENCE_WINDOW steps, since single batches are noise; where the
 reference has no step with just these tokens, its curve is a straight line between the neighbours,
-and outside of its range there is no gap. A validation loss is compared by itself.
+and outside of its range there is no gap. Validations are far apart and losses no straight lines, so
+a validation loss is compared by itself, and only with one of the reference at nearly these tokens.
 Private to metrics.c.
 */
 #ifndef LLMC_METRICS_REFERENCE_H
@@ -29,7 +30,8 @@ double reference_train_gap(Reference *r, int64_t tokens, double loss);
 int reference_is_smooth(const Reference *r);
 /* Where its training losses end. */
 int64_t reference_end_tokens(const Reference *r);
-double reference_val_gap(const Reference *r, int64_t tokens, double loss);
+/* NaN where the reference has no validation within so many tokens. */
+double reference_val_gap(const Reference *r, int64_t tokens, int64_t within, double loss);
 
 #ifdef __cplusplus
 }

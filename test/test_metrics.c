@@ -406,12 +406,13 @@ CASE(gap_of_a_validation_and_its_loss_in_bf16) {
     const char *dir = test_scratch("val_bf16");
     MetricsOptions o = options_of(dir);
     o.reference = reference_run("ref_val");
+    o.tokens_per_step = 1024;
     capture_begin();
     Metrics *m = metrics_open(&o);
     ValidationRecord r = {4, 1000, 5.5, 1, 5.25};
     metrics_validation(m, &r);
     r.loss_bf16 = NAN;
-    r.tokens = 7;   // before the reference
+    r.tokens = 487;   // more than half a step before the reference's
     metrics_validation(m, &r);
     metrics_close(m, 0, "done");
     char *text = capture_end();
@@ -421,8 +422,35 @@ CASE(gap_of_a_validation_and_its_loss_in_bf16) {
     expect_content(dir, "metrics.jsonl",
                    "{\"step\":4,\"tokens\":1000,\"val_loss\":5.5,\"val_loss_bf16\":5.25,"
                    "\"gap_percent\":10}\n"
-                   "{\"step\":4,\"tokens\":7,\"val_loss\":5.5,\"val_loss_bf16\":null,"
+                   "{\"step\":4,\"tokens\":487,\"val_loss\":5.5,\"val_loss_bf16\":null,"
                    "\"nonfinite\":true}\n");
+}
+
+/* Between two distant validations of the reference a straight line would say nothing. */
+CASE(a_validation_is_compared_with_one_at_its_place) {
+    static const struct {
+        int64_t tokens;
+        const char *gap;
+    } cases[] = {{1000, "gap +10.0%"}, {1500, "gap +10.0%"},  {1513, NULL},
+                 {4000, NULL},         {7490, "gap +175.0%"}, {7600, "gap +175.0%"}};
+    MetricsOptions o = options_of("");
+    o.reference = reference_run("ref_near");
+    append_text(in_dir(o.reference, "metrics.jsonl"),
+                "\n{\"step\":8,\"tokens\":8000,\"val_loss\":2.0}\n");
+    o.tokens_per_step = 1024;
+    o.reference_warn = 100;
+    capture_begin();
+    Metrics *m = metrics_open(&o);
+    for (int i = 0; i < ARRAY_LEN(cases); i++) validate(m, 10 + i, cases[i].tokens, 5.5);
+    metrics_close(m, 0, "done");
+    char *text = capture_end();
+    for (int i = 0; i < ARRAY_LEN(cases); i++) {
+        char line[64];
+        snprintf(line, sizeof(line), "step %d/1000 | val loss 5.5000%s%s", 10 + i,
+                 cases[i].gap ? " | " : "\n", cases[i].gap ? cases[i].gap : "");
+        EXPECT(strstr(text, line), "%s in\n%s", line, text);
+    }
+    free(text);
 }
 
 /* What goes to standard error when `count` steps have the losses. */
@@ -441,6 +469,8 @@ static char *warnings_of(const char *name, double limit, int64_t tokens_per_step
         r.tokens = 1000;
         metrics_step(m, &r);
     }
+    validate(m, count, 1000, losses[count - 1]);
+    validate(m, count, 1000, losses[count - 1]);
     metrics_close(m, 0, "done");
     fflush(stderr);
     dup2(kept, STDERR_FILENO);
@@ -463,6 +493,14 @@ CASE(a_gap_past_the_limit_is_warned_of_once) {
     free(text);
     text = warnings_of("warn3", 10.5, 3, losses, 60);
     EXPECT(text[0] == '\0', "%s", text);
+    free(text);
+    losses[59] = 5.5;   // a validation's, beside 5.0; of training the mean is 10 % above
+    text = warnings_of("warn4", 12, 3, losses, 60);
+    EXPECT(text[0] == '\0', "%s", text);
+    free(text);
+    text = warnings_of("warn5", 9, 3, losses, 60);
+    expect_in_line(text, "step 60: the validation loss is 10.0% above", "log.reference_warn is 9%");
+    EXPECT(!strstr(strstr(text, "validation") + 1, "validation"), "twice: %s", text);
     free(text);
 }
 
