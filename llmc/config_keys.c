@@ -243,11 +243,11 @@ const ConfigKey config_keys[] = {
     {KEY(STRING, log.dir), "runs/default", 0, 0,
      "directory of the run's record", "llm.c -o, nanoGPT out_dir"},
     {KEY(STRING, log.reference), "", 0, 0,
-     "log.dir of a run to print the relative loss gap to: of training smoothed over up to 20 steps, "
-     "of validations where that run has one at the same tokens", NULL},
+     "log.dir of a run to print the relative loss gap to: of training smoothed over up to 20 "
+     "steps, of validations where that run has one at the same tokens", NULL},
     {KEY(FLOAT, log.reference_warn), "0", 0, 1e6,
-     "warn once when a gap to log.reference, of training over 20 steps or of a validation, is above "
-     "this many percent; 0: never", NULL},
+     "warn once when a gap to log.reference, of training over 20 steps or of a validation, is "
+     "above this many percent; 0: never", NULL},
     {KEY(INT64, log.telemetry_every), "0", 0, MAX_COUNT,
      "steps between comparisons of quantised products with BF16 ones; 0: none", NULL},
     {KEY(STRING, log.telemetry_layers), "", 0, 0,
