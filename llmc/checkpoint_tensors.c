@@ -6,17 +6,17 @@ exactly. Trusts nothing that it reads. See checkpoint_parts.h.
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <inttypes.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "checkpoint_parts.h"
+#include "json_count.h"
 
 const char CHECKPOINT_ALGORITHMS[] = "gemm_algorithms.txt";
-static const size_t MAX_ALGORITHMS = 1 << 20;           // bytes; some hundred lines of 200
-static const size_t MAX_INDEX = 256 << 20;              // bytes; 200 a tensor and part
-static const double MAX_INTEGER = 9007199254740992.0;   // 2^53: JSON numbers are doubles here
+static const size_t MAX_ALGORITHMS = 1 << 20;   // bytes; some hundred lines of 200
+static const size_t MAX_INDEX = 256 << 20;      // bytes; 200 a tensor and part
+enum { MAX_FILES = 1 << 14 };                   // of a set, one of each rank that wrote it
 
 // --- files as state.json knows them ---
 
@@ -103,13 +103,6 @@ static int file_number(TensorSet *s, const char *name) {
     return s->num_files++;
 }
 
-/* A whole number in [0, 2^53], or -1. */
-static int64_t json_count(const cJSON *item) {
-    if (!cJSON_IsNumber(item)) return -1;
-    double v = item->valuedouble;
-    return v >= 0 && v <= MAX_INTEGER && v == floor(v) ? (int64_t)v : -1;
-}
-
 /* A file name of the checkpoint's own directory, or NULL. */
 static const char *json_file(const cJSON *item) {
     const char *name = cJSON_GetStringValue(item);
@@ -183,7 +176,9 @@ static char *parse_index(TensorSet *s, const char *text) {
         t->name = item->string;
         char *problem = json_file(item) ? parse_whole(s, t, item) : parse_cut(s, t, item);
         if (problem) return problem;
+        if (s->num_files > MAX_FILES) return format_string("more than %d files", MAX_FILES);
     }
+    if (s->num_files == 0) return format_string("no tensor in its \"weight_map\"");
     return sort_tensors(s);
 }
 
@@ -253,54 +248,72 @@ static char *match_one_file(TensorSet *s) {
     return NULL;   // sorted, as the entries are
 }
 
-static int is_last_of_file(const SetTensor *t, int part) {
-    for (int i = part + 1; i < t->num_parts; i++) {
-        if (t->parts[i].file == t->parts[part].file) return 0;
+/* What was met of one file: elements of the tensor at hand, -1 for no part of it, and tensors. */
+typedef struct {
+    int64_t elements;
+    int tensors;
+} FileCount;
+
+static char *match_part(TensorSet *s, SetTensor *t, SetPart *part, FileCount *count) {
+    const SafetensorsEntry *e = safetensors_find(s->open[part->file], t->name);
+    char *problem = e ? check_dtype(e) : format_string("tensor %s is missing", t->name);
+    if (problem) return problem;
+    int64_t has = e->rows * e->cols;
+    if (t->rows == 0) {
+        t->rows = e->rows;
+        t->cols = e->cols;
+        part->end = has;
     }
-    return 1;
+    int64_t at = max_i64(count->elements, 0), end = at + part->end - part->begin;
+    if (end > has) {
+        return format_string("tensor %s has %lld elements, expected %lld or more", t->name,
+                             (long long)has, (long long)end);
+    }
+    part->data = (const char *)e->data + (size_t)at * sizeof(float);
+    count->elements = end;
+    return NULL;
+}
+
+/* That no element of the file's entry is left over. */
+static char *finish_file(const Safetensors *file, const SetTensor *t, FileCount *count) {
+    const SafetensorsEntry *e = safetensors_find(file, t->name);
+    int64_t elements = count->elements;
+    count->elements = -1;
+    count->tensors++;
+    if (e->rows * e->cols == elements) return NULL;
+    return format_string("tensor %s has %lld elements, expected %lld", t->name,
+                         (long long)(e->rows * e->cols), (long long)elements);
 }
 
 /* A file has the tensor's parts in it one after the other, as one entry. */
-static char *match_tensor(TensorSet *s, SetTensor *t, int *num_matched) {
-    for (int i = 0; i < t->num_parts; i++) {
+static char *match_tensor(TensorSet *s, SetTensor *t, FileCount *counts) {
+    char *problem = NULL;
+    for (int i = 0; i < t->num_parts && !problem; i++) {
         SetPart *part = &t->parts[i];
-        const SafetensorsEntry *e = safetensors_find(s->open[part->file], t->name);
-        const char *file = s->files[part->file];
-        char *problem = e ? check_dtype(e) : format_string("tensor %s is missing", t->name);
-        if (problem) return problem_in_file(file, problem);
-        if (t->rows == 0) {
-            t->rows = e->rows;
-            t->cols = e->cols;
-            part->end = e->rows * e->cols;
-        }
-        int64_t at = 0;
-        for (int k = 0; k < i; k++) {
-            if (t->parts[k].file == part->file) at += t->parts[k].end - t->parts[k].begin;
-        }
-        int64_t end = at + part->end - part->begin, has = e->rows * e->cols;
-        int is_last = is_last_of_file(t, i);
-        if (end > has || (is_last && end != has)) {
-            return format_string("%s: tensor %s has %lld elements, expected %lld", file, t->name,
-                                 (long long)has, (long long)end);
-        }
-        part->data = (const char *)e->data + (size_t)at * sizeof(float);
-        num_matched[part->file] += is_last;
+        problem = match_part(s, t, part, &counts[part->file]);
+        problem = problem_in_file(s->files[part->file], problem);
     }
-    return NULL;
+    for (int i = 0; i < t->num_parts && !problem; i++) {
+        int file = t->parts[i].file;
+        if (counts[file].elements < 0) continue;
+        problem = problem_in_file(s->files[file], finish_file(s->open[file], t, &counts[file]));
+    }
+    return problem;
 }
 
 static char *match_files(TensorSet *s) {
     if (!s->has_index) return match_one_file(s);
-    int *num_matched = (int *)xmalloc((size_t)s->num_files * sizeof(int));
+    FileCount *counts = (FileCount *)xmalloc((size_t)s->num_files * sizeof(FileCount));
     char *problem = NULL;
+    for (int f = 0; f < s->num_files; f++) counts[f].elements = -1;
     for (int i = 0; i < s->count && !problem; i++)
-        problem = match_tensor(s, &s->tensors[i], num_matched);
+        problem = match_tensor(s, &s->tensors[i], counts);
     for (int f = 0; f < s->num_files && !problem; f++) {
-        if (s->open[f]->count == num_matched[f]) continue;
+        if (s->open[f]->count == counts[f].tensors) continue;
         problem = format_string("%s: %d tensors, the index has %d", s->files[f], s->open[f]->count,
-                                num_matched[f]);
+                                counts[f].tensors);
     }
-    free(num_matched);
+    free(counts);
     return problem;
 }
 

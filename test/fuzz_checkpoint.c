@@ -1,7 +1,7 @@
 /*
-fuzz_checkpoint -- the tensor files of a checkpoint whose state.json has their sizes and sums: it is
-verified, looked through and loaded into a small model. An input is three lengths of two bytes, then
-the files model, optimizer and recipe of these lengths, then the text of the algorithms.
+fuzz_checkpoint -- the files of a checkpoint whose state.json has their sizes and sums, of one rank
+or of several: it is verified, looked through and loaded into a small model. An input is files one
+after the other, each a byte that picks its name, two of its length, and so many bytes.
 */
 #include <stdlib.h>
 #include <string.h>
@@ -9,9 +9,19 @@ the files model, optimizer and recipe of these lengths, then the text of the alg
 #include "../llmc/checkpoint_state.h"
 #include "fuzzing.h"
 
-enum { NUM_TENSOR_FILES = 3, NUM_FILES = 4 };
-static const char *const names[NUM_FILES] = {"model.safetensors", "optimizer.safetensors",
-                                             "recipe.safetensors", "gemm_algorithms.txt"};
+static const char *const names[] = {
+    "model.safetensors",
+    "optimizer.safetensors",
+    "recipe.safetensors",
+    "gemm_algorithms.txt",
+    "model.safetensors.index.json",
+    "optimizer.safetensors.index.json",
+    "model-00001-of-00002.safetensors",
+    "model-00002-of-00002.safetensors",
+    "optimizer-00001-of-00002.safetensors",
+    "optimizer-00002-of-00002.safetensors",
+};
+enum { NUM_NAMES = sizeof(names) / sizeof(names[0]) };
 
 /* A model of two parameters, one of them padded, and a tensor that its recipe keeps. */
 typedef struct {
@@ -63,21 +73,19 @@ static CheckpointState state_of(Model *m) {
     return state;
 }
 
-/* The files, and a state.json that fits them. An empty recipe or algorithms file is none. */
+/* The files, of each name the first, and a state.json that lists them. */
 static void put_checkpoint(const CheckpointState *state, FuzzBytes bytes) {
-    FileRecord records[NUM_FILES];
-    int num_records = 0;
-    size_t sizes[NUM_FILES];
-    for (int i = 0; i < NUM_TENSOR_FILES; i++) sizes[i] = fuzz_take(&bytes, 2);
-    for (int i = 0; i < NUM_FILES; i++) {
-        char path[64];
-        int takes_rest = i == NUM_TENSOR_FILES || sizes[i] > bytes.size;
-        size_t size = takes_rest ? bytes.size : sizes[i];
-        snprintf(path, sizeof(path), "step_00000007/%s", names[i]);
-        fuzz_put_file(path, bytes.data, size);
-        if (i < 2 || size > 0) {
+    FileRecord records[NUM_NAMES];
+    int num_records = 0, is_there[NUM_NAMES] = {0};
+    while (bytes.size > 0) {
+        uint32_t name = fuzz_take(&bytes, 1) % NUM_NAMES;
+        size_t size = (size_t)min_i64(fuzz_take(&bytes, 2), (int64_t)bytes.size);
+        if (!is_there[name]++) {
+            char path[64];
+            snprintf(path, sizeof(path), "step_00000007/%s", names[name]);
+            fuzz_put_file(path, bytes.data, size);
             FileSum sum = {(int64_t)size, crc32_update(0, bytes.data, size)};
-            records[num_records++] = (FileRecord){names[i], sum};
+            records[num_records++] = (FileRecord){names[name], sum};
         }
         bytes.data += size;
         bytes.size -= size;

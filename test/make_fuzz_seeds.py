@@ -76,15 +76,36 @@ def safetensors_files():
     write("safetensors", "small", text + b"\n" + data)
 
 
+def archive(files):
+    """The files that fuzz_checkpoint takes, {number of the name: bytes}."""
+    return b"".join(struct.pack("<BH", name, len(data)) + data for name, data in files.items())
+
+
+def index(weight_map):
+    return json.dumps({"metadata": {"total_size": 32}, "weight_map": weight_map}).encode()
+
+
 def checkpoint():
     model = {"w": ("F32", [3, 2], floats(6)), "b": ("F32", [2], floats(2))}
     moments = {f"{m}.{name}": entry for m in "mv" for name, entry in model.items()}
-    files = [whole_file(model), whole_file(moments),
-             whole_file({"recipe.w.amax": ("F32", [2], floats(2))})]
-    lengths = struct.pack("<3H", *map(len, files))
-    write("checkpoint", "whole", lengths + b"".join(files) + b"gemm algorithms 1 | GPU\n")
-    files[2] = b""
-    write("checkpoint", "plain", struct.pack("<3H", *map(len, files)) + b"".join(files))
+    recipe = {"recipe.w.amax": ("F32", [2], floats(2))}
+    one_rank = {0: whole_file(model), 1: whole_file(moments)}
+    write("checkpoint", "one_rank", archive(one_rank))
+    write("checkpoint", "recipe", archive({**one_rank, 2: whole_file(recipe),
+                                           3: b"gemm algorithms 1 | GPU\n"}))
+
+    # w is cut after four elements, b is the second rank's.
+    first, second = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+    of_ranks = {4: index({"w": {"shape": [3, 2], "parts": [[first, 0, 4], [second, 4, 6]]},
+                          "b": second}),
+                6: whole_file({"w": ("F32", [4], floats(4))}),
+                7: whole_file({"w": ("F32", [2], floats(2)), "b": ("F32", [2], floats(2))})}
+    write("checkpoint", "cut_model", archive({**of_ranks, 1: one_rank[1]}))
+    moment_map = {name: f"optimizer-0000{1 + name.startswith('v')}-of-00002.safetensors"
+                  for name in moments}
+    halves = [whole_file({n: e for n, e in moments.items() if n.startswith(m)}) for m in "mv"]
+    write("checkpoint", "two_ranks", archive({**of_ranks, 5: index(moment_map), 8: halves[0],
+                                              9: halves[1]}))
 
 
 def state():
@@ -149,7 +170,9 @@ WORDS = {
                     '{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}\n'],
     "checkpoint": ['"dtype":"F32"', '"dtype":"BF16"', '"shape":[3,2]', '"shape":[2]',
                    '"data_offsets":[0,24]', '"data_offsets":[24,32]', '"m.w"', '"v.b"',
-                   '"recipe.w.amax"'],
+                   '"recipe.w.amax"', '{"weight_map":{', '"weight_map": {}', '"shape": [3, 2]',
+                   '"parts": [', '"model-00001-of-00002.safetensors"',
+                   '["model-00002-of-00002.safetensors", 0, 6]', "{numbers}"],
     "state": ['"version": 1', '"step": ', '"position": ', '"tokens": ', '"seed": "7"',
               '"config": "', '"files": {', '"model.safetensors": {', '"bytes": ', '"crc32": "',
               '"fields": {', '"whole": ', '"real": ', '"text": "', '"reals": [', '"more": [',
