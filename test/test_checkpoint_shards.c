@@ -317,6 +317,31 @@ static void gap(cJSON *index, cJSON *cut) {
     cJSON_SetNumberValue(begin, begin->valuedouble + 1);
 }
 
+/* The first part ends later, where the second begins: more than its file has. */
+static void later_border(cJSON *index, cJSON *cut) {
+    (void)index;
+    cJSON *parts = cJSON_GetObjectItem(cut, "parts");
+    cJSON *end = cJSON_GetArrayItem(cJSON_GetArrayItem(parts, 0), 2);
+    cJSON *begin = cJSON_GetArrayItem(cJSON_GetArrayItem(parts, 1), 1);
+    cJSON_SetNumberValue(end, end->valuedouble + 1);
+    cJSON_SetNumberValue(begin, begin->valuedouble + 1);
+}
+
+/* An element less than the files have. */
+static void shorter_tensor(cJSON *index, cJSON *cut) {
+    (void)index;
+    cJSON *parts = cJSON_GetObjectItem(cut, "parts"), *shape = cJSON_GetObjectItem(cut, "shape");
+    cJSON *end = cJSON_GetArrayItem(cJSON_GetArrayItem(parts, cJSON_GetArraySize(parts) - 1), 2);
+    cJSON_SetNumberValue(cJSON_GetArrayItem(shape, 0), 1);
+    cJSON_SetNumberValue(cJSON_GetArrayItem(shape, 1), end->valuedouble - 1);
+    cJSON_SetNumberValue(end, end->valuedouble - 1);
+}
+
+static void lose_every_tensor(cJSON *index, cJSON *cut) {
+    (void)cut;
+    cJSON_ReplaceItemInObject(index, "weight_map", cJSON_CreateObject());
+}
+
 static void lose_last_part(cJSON *index, cJSON *cut) {
     (void)index;
     cJSON *parts = cJSON_GetObjectItem(cut, "parts");
@@ -362,6 +387,9 @@ CASE(an_index_that_does_not_cover_is_refused) {
     } rows[] = {
         {overlap, "(gap or overlap)"},
         {gap, "(gap or overlap)"},
+        {later_border, " or more"},
+        {shorter_tensor, "elements, expected"},
+        {lose_every_tensor, "no tensor in its \"weight_map\""},
         {lose_last_part, "end at element"},
         {lose_tensor, "tensors, the index has"},
         {name_outside, "is neither in one file nor in parts of a shape"},
