@@ -8,9 +8,8 @@ host memory, so the host communicator serves it. One GPU needs no communicator; 
 Comm *comm_device_open(Comm *host, Device *device) {
     if (device->kind != DEVICE_CPU && host->size > 1) {
         die(EXIT_DEVICE,
-            "rank %d of %d: this build has no NCCL, which several GPUs need. Install libnccl-dev "
-            "and build again, or start one process.",
-            host->rank, host->size);
+            "this build has no NCCL, which several GPUs need. Install libnccl-dev and build again, "
+            "or start one process.");
     }
     return host;
 }

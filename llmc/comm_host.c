@@ -162,7 +162,7 @@ static void host_close(Comm *c) {
     HostComm *m = (HostComm *)c->impl;
     if (c == the_ranks) the_ranks = NULL;
     if (m->transport) {
-        watchdog_close();
+        watchdog_close(m->transport);
         m->transport->close(m->transport);
         free(m->staging);
         free(m->parts.counts);
@@ -214,6 +214,7 @@ Comm *comm_host_open(const CommOptions *options) {
     c->close = host_close;
     Launch launch = launch_find(options->rendezvous);
     if (!launch.uses_mpi && launch.size == 1) return c;
+    if (launch.size > 0) log_set_rank(launch.rank, launch.size);
     take_transport(c, launch.uses_mpi ? transport_mpi_open(&launch)
                                       : transport_socket_open(&launch, options));
     log_set_rank(c->rank, c->size);

@@ -329,34 +329,48 @@ static int belongs(int fd, const Call *call, const Listener *l, const Self *self
     return 1;
 }
 
+/* Who calls next; -1 where it is nobody of this job. */
+static int take_call(const Listener *l, const Self *self, const int *fds, const Self *peers,
+                     Self *caller) {
+    Call call;
+    int fd = accept4(l->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd < 0) return -1;
+    set_options(fd);
+    if (link_read(fd, &call, sizeof(call), now_ms() + STRANGER_MS) != 0 ||
+        !belongs(fd, &call, l, self, fds, peers)) {
+        close(fd);
+        return -1;
+    }
+    *caller = call.self;
+    return fd;
+}
+
+/* What it was reached by becomes the first of its addresses: the way there is known to work. */
+static void note_way(int fd, Self *caller) {
+    struct sockaddr_in from;
+    socklen_t bytes = sizeof(from);
+    char address[INET_ADDRSTRLEN], said[sizeof(caller->door.addresses)];
+    getpeername(fd, (struct sockaddr *)&from, &bytes);
+    inet_ntop(AF_INET, &from.sin_addr, address, sizeof(address));
+    memcpy(said, caller->door.addresses, sizeof(said));
+    snprintf(caller->door.addresses, sizeof(said), "%s %.400s", address, said);
+}
+
 int link_gather(const Listener *l, const Self *self, int first, int *fds, Self *peers,
                 double deadline) {
     int missing = 0;
     for (int r = first; r < self->size; r++) missing += fds[r] < 0;
     while (missing > 0 && wait_ready(l->fd, POLLIN, deadline)) {
-        Call call;
-        int fd = accept4(l->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        Self caller;
+        int fd = take_call(l, self, fds, peers, &caller);
         if (fd < 0) continue;
-        set_options(fd);
-        if (link_read(fd, &call, sizeof(call), now_ms() + STRANGER_MS) != 0 ||
-            !belongs(fd, &call, l, self, fds, peers)) {
-            close(fd);
-            continue;
-        }
+        int r = caller.rank;
         // A caller that did not wait for the answer calls again.
-        int r = call.self.rank;
         if (fds[r] >= 0) close(fds[r]);
         else missing--;
+        note_way(fd, &caller);
         fds[r] = fd;
-        peers[r] = call.self;
-        // What it was reached by goes first: the way there is known to work.
-        struct sockaddr_in from;
-        socklen_t bytes = sizeof(from);
-        getpeername(fd, (struct sockaddr *)&from, &bytes);
-        char address[INET_ADDRSTRLEN];
-        inet_ntop(AF_INET, &from.sin_addr, address, sizeof(address));
-        snprintf(peers[r].door.addresses, sizeof(peers[r].door.addresses), "%s %.400s", address,
-                 call.self.door.addresses);
+        peers[r] = caller;
         link_welcome(fd);
     }
     return missing;

@@ -9,14 +9,14 @@ that their order does not depend on the MPI library.
 #include "comm_transport.h"
 #include "common.h"
 
-static void mpi_check(const Transport *t, int status, const char *call) {
+static void mpi_check(int status, const char *call) {
     if (status == MPI_SUCCESS) return;
     char text[MPI_MAX_ERROR_STRING];
     int length = 0;
     MPI_Error_string(status, text, &length);
-    die(EXIT_DEVICE, "rank %d of %d: %s failed: %.*s", t->rank, t->size, call, length, text);
+    die(EXIT_DEVICE, "%s failed: %.*s", call, length, text);
 }
-#define MPI_CHECK(t, call) mpi_check((t), (call), #call)
+#define MPI_CHECK(call) mpi_check((call), #call)
 
 static MPI_Datatype type_of(int unit) {
     return unit == 4 ? MPI_UINT32_T : unit == 2 ? MPI_UINT16_T : MPI_UINT8_T;
@@ -25,20 +25,26 @@ static MPI_Datatype type_of(int unit) {
 static void mpi_exchange(Transport *t, const void *send, Pieces out, void *receive, Pieces in,
                          int unit) {
     MPI_Datatype type = type_of(unit);
-    MPI_CHECK(t, MPI_Alltoallv(send, out.counts, out.starts, type, receive, in.counts, in.starts,
-                               type, MPI_COMM_WORLD));
+    (void)t;
+    MPI_CHECK(MPI_Alltoallv(send, out.counts, out.starts, type, receive, in.counts, in.starts, type,
+                            MPI_COMM_WORLD));
 }
 
 static void mpi_gather(Transport *t, void *data, Pieces parts, int unit) {
-    MPI_CHECK(t, MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, data, parts.counts,
-                                parts.starts, type_of(unit), MPI_COMM_WORLD));
+    (void)t;
+    MPI_CHECK(MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, data, parts.counts, parts.starts,
+                             type_of(unit), MPI_COMM_WORLD));
 }
 
 static void mpi_broadcast(Transport *t, void *data, int bytes) {
-    MPI_CHECK(t, MPI_Bcast(data, bytes, MPI_BYTE, 0, MPI_COMM_WORLD));
+    (void)t;
+    MPI_CHECK(MPI_Bcast(data, bytes, MPI_BYTE, 0, MPI_COMM_WORLD));
 }
 
-static void mpi_barrier(Transport *t) { MPI_CHECK(t, MPI_Barrier(MPI_COMM_WORLD)); }
+static void mpi_barrier(Transport *t) {
+    (void)t;
+    MPI_CHECK(MPI_Barrier(MPI_COMM_WORLD));
+}
 
 static void mpi_abort(Transport *t, int exit_code) {
     (void)t;
@@ -46,7 +52,7 @@ static void mpi_abort(Transport *t, int exit_code) {
 }
 
 static void mpi_close(Transport *t) {
-    MPI_CHECK(t, MPI_Finalize());
+    MPI_CHECK(MPI_Finalize());
     free(t);
 }
 
@@ -58,10 +64,10 @@ static void refuse_foreign_mpi(const Transport *t, const Launch *launch) {
     int length;
     MPI_Get_library_version(library, &length);
     die(EXIT_DEVICE,
-        "rank %d: %s started %d ranks, but this program's MPI (%.*s) sees %d: what started them "
+        "%s started %d ranks, but this program's MPI (%.*s) sees %d: what started them "
         "is of another MPI. Start with the mpirun of that library, build again with the mpicc of "
         "the other, or set parallel.rendezvous=file to do without MPI",
-        launch->rank, launch->by, launch->size, (int)strcspn(library, ",\n"), library, t->size);
+        launch->by, launch->size, (int)strcspn(library, ",\n"), library, t->size);
 }
 
 Transport *transport_mpi_open(const Launch *launch) {
@@ -75,17 +81,16 @@ Transport *transport_mpi_open(const Launch *launch) {
     t->abort = mpi_abort;
     t->close = mpi_close;
     if (MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS)
-        die(EXIT_DEVICE, "rank %d: MPI_Init_thread failed", launch->rank);
+        die(EXIT_DEVICE, "MPI_Init_thread failed");
     // Errors come back as codes, so that die() can name the rank.
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-    MPI_CHECK(t, MPI_Comm_rank(MPI_COMM_WORLD, &t->rank));
-    MPI_CHECK(t, MPI_Comm_size(MPI_COMM_WORLD, &t->size));
+    MPI_CHECK(MPI_Comm_rank(MPI_COMM_WORLD, &t->rank));
+    MPI_CHECK(MPI_Comm_size(MPI_COMM_WORLD, &t->size));
     refuse_foreign_mpi(t, launch);
 
     MPI_Comm host;
-    MPI_CHECK(t,
-              MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host));
-    MPI_CHECK(t, MPI_Comm_rank(host, &t->local_rank));
-    MPI_CHECK(t, MPI_Comm_free(&host));
+    MPI_CHECK(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host));
+    MPI_CHECK(MPI_Comm_rank(host, &t->local_rank));
+    MPI_CHECK(MPI_Comm_free(&host));
     return t;
 }

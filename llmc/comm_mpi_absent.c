@@ -4,7 +4,7 @@
 
 Transport *transport_mpi_open(const Launch *launch) {
     die(EXIT_CONFIG,
-        "rank %d: started by %s, but this build has no MPI: each process would train alone. "
+        "started by %s, but this build has no MPI: each process would train alone. "
         "Install libopenmpi-dev and build again, or set parallel.rendezvous=file to do without MPI",
-        launch->rank, launch->by);
+        launch->by);
 }

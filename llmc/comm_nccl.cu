@@ -17,14 +17,14 @@ typedef struct {
     cudaEvent_t ready, done;   // of the device's work so far, of the collectives so far
 } NcclComm;
 
-static void nccl_check(const Comm *c, ncclResult_t status, const char *call) {
+static void nccl_check(ncclResult_t status, const char *call) {
     if (status == ncclSuccess) return;
     // Most often because another rank has died, which the watchdog says with its name.
     watchdog_peer_lost();
-    die(EXIT_DEVICE, "rank %d of %d: %s failed: %s: %s", c->rank, c->size, call,
-        ncclGetErrorString(status), ncclGetLastError(NULL));
+    die(EXIT_DEVICE, "%s failed: %s: %s", call, ncclGetErrorString(status),
+        ncclGetLastError(NULL));
 }
-#define NCCL_CHECK(c, call) nccl_check((c), (call), #call)
+#define NCCL_CHECK(call) nccl_check((call), #call)
 
 /* The stream of a collective that reads what the device has queued so far. */
 static cudaStream_t begin(NcclComm *n, const char *collective, int64_t count) {
@@ -47,7 +47,7 @@ static ncclDataType_t nccl_type(DType dtype) {
 
 static void nccl_all_reduce(Comm *c, float *data, int64_t count, CommOp op) {
     NcclComm *n = (NcclComm *)c->impl;
-    NCCL_CHECK(c, ncclAllReduce(data, data, (size_t)count, ncclFloat,
+    NCCL_CHECK(ncclAllReduce(data, data, (size_t)count, ncclFloat,
                                 op == COMM_SUM ? ncclSum : ncclMax, n->handle,
                                 begin(n, "all_reduce", count)));
 }
@@ -68,45 +68,45 @@ static void nccl_reduce_scatter(Comm *c, void *data, DType dtype, const int64_t 
     CHECK(dtype == DT_F32 || dtype == DT_BF16, "sums of %s", dtype_info[dtype].name);
     cudaStream_t stream = begin(n, "reduce_scatter", cuts[c->size] - cuts[0]);
     if (equal_parts(c, cuts)) {
-        NCCL_CHECK(c, ncclReduceScatter(part(data, dtype, cuts, 0),
+        NCCL_CHECK(ncclReduceScatter(part(data, dtype, cuts, 0),
                                         part(data, dtype, cuts, c->rank),
                                         (size_t)(cuts[1] - cuts[0]), nccl_type(dtype), ncclSum,
                                         n->handle, stream));
         return;
     }
-    NCCL_CHECK(c, ncclGroupStart());
+    NCCL_CHECK(ncclGroupStart());
     for (int r = 0; r < c->size; r++) {
         size_t count = (size_t)(cuts[r + 1] - cuts[r]);
         char *at = part(data, dtype, cuts, r);
         if (count > 0)
-            NCCL_CHECK(c, ncclReduce(at, at, count, nccl_type(dtype), ncclSum, r, n->handle,
+            NCCL_CHECK(ncclReduce(at, at, count, nccl_type(dtype), ncclSum, r, n->handle,
                                      stream));
     }
-    NCCL_CHECK(c, ncclGroupEnd());
+    NCCL_CHECK(ncclGroupEnd());
 }
 
 static void nccl_all_gather(Comm *c, void *data, DType dtype, const int64_t *cuts) {
     NcclComm *n = (NcclComm *)c->impl;
     cudaStream_t stream = begin(n, "all_gather", cuts[c->size] - cuts[0]);
     if (equal_parts(c, cuts)) {
-        NCCL_CHECK(c, ncclAllGather(part(data, dtype, cuts, c->rank), part(data, dtype, cuts, 0),
+        NCCL_CHECK(ncclAllGather(part(data, dtype, cuts, c->rank), part(data, dtype, cuts, 0),
                                     dtype_bytes(dtype, cuts[1] - cuts[0]), ncclUint8, n->handle,
                                     stream));
         return;
     }
-    NCCL_CHECK(c, ncclGroupStart());
+    NCCL_CHECK(ncclGroupStart());
     for (int r = 0; r < c->size; r++) {
         size_t bytes = dtype_bytes(dtype, cuts[r + 1] - cuts[r]);
         char *at = part(data, dtype, cuts, r);
         if (bytes > 0)
-            NCCL_CHECK(c, ncclBroadcast(at, at, bytes, ncclUint8, r, n->handle, stream));
+            NCCL_CHECK(ncclBroadcast(at, at, bytes, ncclUint8, r, n->handle, stream));
     }
-    NCCL_CHECK(c, ncclGroupEnd());
+    NCCL_CHECK(ncclGroupEnd());
 }
 
 static void nccl_broadcast(Comm *c, void *data, DType dtype, int64_t count) {
     NcclComm *n = (NcclComm *)c->impl;
-    NCCL_CHECK(c, ncclBroadcast(data, data, dtype_bytes(dtype, count), ncclUint8, 0, n->handle,
+    NCCL_CHECK(ncclBroadcast(data, data, dtype_bytes(dtype, count), ncclUint8, 0, n->handle,
                                 begin(n, "broadcast", count)));
 }
 
@@ -138,7 +138,7 @@ static void nccl_close(Comm *c) {
     nccl_wait(c);
     n->device->synchronize(n->device);
     watchdog_device(NULL);
-    NCCL_CHECK(c, ncclCommDestroy(n->handle));
+    NCCL_CHECK(ncclCommDestroy(n->handle));
     CUDA_CHECK(cudaEventDestroy(n->ready));
     CUDA_CHECK(cudaEventDestroy(n->done));
     CUDA_CHECK(cudaStreamDestroy(n->stream));
@@ -174,9 +174,9 @@ Comm *comm_device_open(Comm *host, Device *device) {
     CUDA_CHECK(cudaEventCreateWithFlags(&n->done, cudaEventDisableTiming));
 
     ncclUniqueId id;
-    if (host->rank == 0) NCCL_CHECK(c, ncclGetUniqueId(&id));
+    if (host->rank == 0) NCCL_CHECK(ncclGetUniqueId(&id));
     host->broadcast(host, &id, DT_U8, (int64_t)sizeof(id));
-    NCCL_CHECK(c, ncclCommInitRank(&n->handle, c->size, id, c->rank));
+    NCCL_CHECK(ncclCommInitRank(&n->handle, c->size, id, c->rank));
     WatchdogDevice watched = {n, nccl_fault, nccl_stop};
     watchdog_device(&watched);
     return c;

@@ -24,7 +24,8 @@ it is of another start (comm_link.h), and the ranks wait for rank 0 to replace i
 #include "outfile.h"
 
 enum {
-    LOOK_AGAIN_US = 100000,   // at the rendezvous file
+    LOOK_AGAIN_US = 100000,   // at the rendezvous file, for rank 0 to have written it
+    CHECK_FILE_MS = 1000,     // for rank 0 to see whether it is still the one it wrote
     ANSWER_MS = 10000,        // for rank 0, busy with others, to answer a call
     GRACE_MS = 10000,         // that ranks wait longer for rank 0 than it waits for them
     MAX_RENDEZVOUS_BYTES = 4096
@@ -175,6 +176,30 @@ static char *rendezvous_path(const Launch *launch, const CommOptions *o) {
     return path;
 }
 
+/* Bytes of the deepest directory above path that is there; 0 for the current one and the root. */
+static size_t existing_length(const char *path) {
+    char *folder = xstrdup(path), *slash;
+    size_t length = 0;
+    while (length == 0 && (slash = strrchr(folder, '/')) && slash > folder) {
+        *slash = '\0';
+        if (file_exists(folder)) length = strlen(folder);
+    }
+    free(folder);
+    return length;
+}
+
+/* Removes the file, and the directories below `existed` that were made for it, as far as they are
+   empty: a dry run leaves nothing behind. */
+static void remove_rendezvous(const char *path, size_t existed) {
+    char *folder = xstrdup(path), *slash;
+    unlink(path);
+    while ((slash = strrchr(folder, '/')) && (size_t)(slash - folder) > existed) {
+        *slash = '\0';
+        if (rmdir(folder) != 0) break;
+    }
+    free(folder);
+}
+
 /* Only this user may read the key. */
 static void write_rendezvous(const char *path, const Self *self) {
     char *folder = xstrdup(path), *slash = strrchr(folder, '/');
@@ -238,6 +263,14 @@ static void name_missing(const int *fds, int first, int size, char *text, size_t
     if (others) snprintf(text + used, room - used, " and %d more", others);
 }
 
+/* Those of the ranks from `first` on that have come end likewise. */
+static void tell_arrived(const Mesh *m, int first, int size, int exit_code, const char *message) {
+    for (int r = first; r < size; r++)
+        if (m->fds[r] >= 0) link_refuse(m->fds[r], exit_code, message);
+}
+
+static void die_of_missing(const Mesh *m, int first, const Launch *launch, const CommOptions *o,
+                           const char *path) NORETURN;
 static void die_of_missing(const Mesh *m, int first, const Launch *launch, const CommOptions *o,
                            const char *path) {
     char missing[128], message[LINK_TEXT];
@@ -247,20 +280,50 @@ static void die_of_missing(const Mesh *m, int first, const Launch *launch, const
         "of %d ranks (%s) these did not come to rank %d within %g s (parallel.timeout_s): %s. "
         "Look at how they ended; did they start, with this same parallel.rendezvous_file (%s)%s?",
         launch->size, launch->by, launch->rank, o->timeout_s, missing, path, launch->hint);
-    for (int r = first; r < launch->size; r++)
-        if (m->fds[r] >= 0) link_refuse(m->fds[r], EXIT_DEVICE, message);
+    tell_arrived(m, first, launch->size, EXIT_DEVICE, message);
     die(EXIT_DEVICE, "%s", message);
+}
+
+/* Dies where another process has replaced the file: ranks would come partly here, partly there. */
+static void check_rendezvous(const Mesh *m, const Launch *launch, const CommOptions *o,
+                             const char *path) {
+    const Self *self = &m->peers[0];
+    Self other;
+    char why[LINK_TEXT], message[LINK_TEXT];
+    if (!read_rendezvous(path, &other, why) || strcmp(other.door.key, self->door.key) == 0) return;
+    snprintf(message, sizeof(message),
+             "while pid %d on %s, rank 0, waited for the others, pid %d on %s, also rank 0, "
+             "replaced %.300s; give each process its own RANK, and each job its own "
+             "parallel.rendezvous_file",
+             self->pid, self->host, other.pid, other.host, path);
+    tell_arrived(m, 1, launch->size, EXIT_CONFIG, message);
+    // If it is of the same job, it learns of this one, and both end: link_gather.
+    int fd = link_connect(&other.door, o->interface, self, 0, ANSWER_MS, why);
+    if (fd >= 0) close(fd);
+    die(EXIT_CONFIG, "%s", message);
+}
+
+/* How many ranks have not come in time. */
+static int await_ranks(Mesh *m, const Listener *l, const Launch *launch, const CommOptions *o,
+                       const char *path) {
+    double deadline = deadline_of(o);
+    for (;;) {
+        double look = fmin(deadline, now_ms() + CHECK_FILE_MS);
+        int missing = link_gather(l, &m->peers[0], 1, m->fds, m->peers, look);
+        check_rendezvous(m, launch, o, path);
+        if (missing == 0 || now_ms() >= deadline) return missing;
+    }
 }
 
 /* Rank 0: all others call; then each learns of all. */
 static void receive_ranks(Mesh *m, const Listener *l, const Launch *launch, const CommOptions *o,
                           const char *path) {
     int size = launch->size;
-    const Self *self = &m->peers[0];
-    write_rendezvous(path, self);
-    if (link_gather(l, self, 1, m->fds, m->peers, deadline_of(o)) > 0)
-        die_of_missing(m, 1, launch, o, path);
-    unlink(path);
+    size_t existed = existing_length(path);
+    write_rendezvous(path, &m->peers[0]);
+    int missing = await_ranks(m, l, launch, o, path);
+    remove_rendezvous(path, existed);
+    if (missing > 0) die_of_missing(m, 1, launch, o, path);
     for (int r = 1; r < size; r++) {
         link_welcome(m->fds[r]);
         if (link_write(m->fds[r], m->peers, (size_t)size * sizeof(Self), now_ms() + GRACE_MS) != 0)

@@ -23,6 +23,7 @@ enum {
     ASLEEP_MS = 5000,        // this process itself was stopped, if the thread slept so long
     OPEN_MS = 10000,         // to make the connections
     LAST_WORDS_MS = 10000,   // to close the record; then the process ends whatever it does
+    LINGER_MS = 2000,        // of these, for the others to hear why
     FAULT_MS = 3000,         // for the dead rank to be known where the device only sees a fault
     MAX_NAMED = 4,           // ranks that are behind
     LONG_WORK = 10           // times the timeout
@@ -48,7 +49,8 @@ typedef struct {
 } Message;
 
 typedef struct {
-    int fd;                // -1: not, or no longer, connected
+    int fd;                // -1: not connected
+    int has_left;          // it has said MESSAGE_BYE
     double heard, moved;   // now_ms() of its last message, of its last progress
     size_t used;           // of the message that is coming
     Message coming;
@@ -62,14 +64,15 @@ static struct {
     Status own;
     WatchdogDevice device;
 
-    int running, closing;   // closing: atomic
+    int running;
+    atomic_int closing;
     pthread_t thread;
     double timeout_ms;   // 0: never
     int rank, size;      // size 1: only this process is watched
     int connected;
     Peer *peers;            // [size]; all but its own at rank 0, else only rank 0
     pthread_mutex_t wire;   // of sending
-    atomic_int ended;       // a verdict has been given, or told
+    atomic_int ended;       // what this process ends of has been said, or heard
 } w = {.lock = PTHREAD_MUTEX_INITIALIZER,
        .wire = PTHREAD_MUTEX_INITIALIZER,
        .size = 1,
@@ -164,14 +167,20 @@ static void *end_late(void *exit_code) {
     _exit((int)(intptr_t)exit_code);
 }
 
-/* die(), but not later than LAST_WORDS_MS: what hangs may be what it wants to write to. */
+/* 1 for the first to ask; the process ends within LAST_WORDS_MS, for what hangs may be what die()
+   wants to write to. */
+static int begin_end(int exit_code) {
+    pthread_t late;
+    if (atomic_exchange(&w.ended, 1)) return 0;
+    pthread_create(&late, NULL, end_late, (void *)(intptr_t)exit_code);
+    return 1;
+}
+
 static void end_here(int exit_code, const char *text) NORETURN;
 static void end_here(int exit_code, const char *text) {
-    pthread_t late;
     char own[256];
     Status status = own_status();
-    atomic_store(&w.ended, 1);
-    pthread_create(&late, NULL, end_late, (void *)(intptr_t)exit_code);
+    while (!begin_end(exit_code)) pause();   // another thread has, in watchdog_tell
     pthread_mutex_lock(&w.lock);
     WatchdogDevice device = w.device;
     pthread_mutex_unlock(&w.lock);
@@ -206,12 +215,28 @@ static void judge(int exit_code, const char *text) {
     end_here(exit_code, text);
 }
 
+/* A process that ends over unread messages takes its last ones back, if they are still on their
+   way: so it reads until the others have ended too, or have closed their side as it does here. */
+static void linger(void) {
+    double deadline = now_ms() + LINGER_MS;
+    for (int r = 0; r < w.size; r++)
+        if (w.peers[r].fd >= 0) shutdown(w.peers[r].fd, SHUT_WR);
+    for (int r = 0; r < w.size; r++) {
+        Message unread;
+        while (w.peers[r].fd >= 0 &&
+               link_read(w.peers[r].fd, &unread, sizeof(unread), deadline) == 0)
+            continue;
+    }
+}
+
 int watchdog_tell(int exit_code, const char *message) {
     if (!w.running || !w.connected) return 0;
-    if (atomic_exchange(&w.ended, 1)) return 1;
-    char text[LINK_TEXT];
-    snprintf(text, sizeof(text), "rank %d failed: %s", w.rank, message);
-    send_all(w.rank == 0 ? MESSAGE_VERDICT : MESSAGE_FAILED, exit_code, text);
+    if (begin_end(exit_code)) {
+        char text[LINK_TEXT];
+        snprintf(text, sizeof(text), "rank %d failed: %s", w.rank, message);
+        send_all(w.rank == 0 ? MESSAGE_VERDICT : MESSAGE_FAILED, exit_code, text);
+    }
+    linger();
     return 1;
 }
 
@@ -227,12 +252,10 @@ static void handle(int rank) {
     p->status = m->status;
     if (m->kind == MESSAGE_FAILED) judge(m->exit_code, m->text);
     if (m->kind == MESSAGE_VERDICT) end_here(m->exit_code, m->text);
-    if (m->kind != MESSAGE_BYE) return;
-    pthread_mutex_lock(&w.wire);
-    close(p->fd);
-    p->fd = -1;
-    pthread_mutex_unlock(&w.wire);
+    p->has_left = m->kind == MESSAGE_BYE;
 }
+
+static int is_heard(int rank) { return w.peers[rank].fd >= 0 && !w.peers[rank].has_left; }
 
 static void judge_dead(int rank, const char *how) {
     char who[128], was[256], text[LINK_TEXT];
@@ -244,7 +267,7 @@ static void judge_dead(int rank, const char *how) {
 /* All that a connection holds. */
 static void listen_to(int rank) {
     Peer *p = &w.peers[rank];
-    while (p->fd >= 0) {
+    while (is_heard(rank)) {
         ssize_t got =
             recv(p->fd, (char *)&p->coming + p->used, sizeof(Message) - p->used, MSG_DONTWAIT);
         if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
@@ -262,7 +285,7 @@ static void listen_to(int rank) {
 static void check_silence(double now) {
     char how[96];
     for (int r = 0; r < w.size; r++) {
-        if (w.peers[r].fd < 0 || now - w.peers[r].heard < SILENCE_MS) continue;
+        if (!is_heard(r) || now - w.peers[r].heard < SILENCE_MS) continue;
         snprintf(how, sizeof(how),
                  "has not been heard of for %.0f s: its process is stopped or its host is down",
                  (now - w.peers[r].heard) / 1000.0);
@@ -339,18 +362,16 @@ static void note_own_progress(double now) {
 static void listen_once(struct pollfd *polled) {
     int count = 0;
     for (int r = 0; r < w.size; r++)
-        if (w.peers[r].fd >= 0) polled[count++] = (struct pollfd){w.peers[r].fd, POLLIN, 0};
+        if (is_heard(r)) polled[count++] = (struct pollfd){w.peers[r].fd, POLLIN, 0};
     poll(polled, (nfds_t)count, LOOK_MS);
     for (int r = 0; r < w.size; r++) listen_to(r);
 }
-
-static int is_closing(void) { return __atomic_load_n(&w.closing, __ATOMIC_ACQUIRE); }
 
 static void *watch(void *unused) {
     (void)unused;
     struct pollfd *polled = (struct pollfd *)xmalloc((size_t)w.size * sizeof(struct pollfd));
     double last = now_ms(), beat = 0;
-    while (!is_closing()) {
+    while (!atomic_load(&w.closing) && !atomic_load(&w.ended)) {
         listen_once(polled);
         double now = now_ms();
         if (now - last > ASLEEP_MS) {   // with all others, perhaps: what they owe counts from here
@@ -367,7 +388,7 @@ static void *watch(void *unused) {
         check_device(now);
         if (w.rank == 0 || !w.connected) check_progress(now);
     }
-    send_all(MESSAGE_BYE, 0, "");
+    if (!atomic_load(&w.ended)) send_all(MESSAGE_BYE, 0, "");
     free(polled);
     return NULL;
 }
@@ -414,7 +435,7 @@ static void start_thread(double timeout_ms) {
     double now = now_ms();
     for (int r = 0; r < w.size; r++) w.peers[r].heard = w.peers[r].moved = now;
     w.timeout_ms = timeout_ms;
-    w.closing = 0;
+    atomic_store(&w.closing, 0);
     atomic_store(&w.ended, 0);
     if (pthread_create(&w.thread, NULL, watch, NULL) != 0)
         die(EXIT_OOM, "cannot start the watchdog's thread: %s", strerror(errno));
@@ -450,10 +471,16 @@ void watchdog_train(double timeout_s) {
     start_thread(timeout_s * 1000.0);
 }
 
-void watchdog_close(void) {
+void watchdog_close(Transport *t) {
     if (!w.running) return;
-    __atomic_store_n(&w.closing, 1, __ATOMIC_RELEASE);
+    // While they are watched: from here on a rank that hangs would hold the others for ever.
+    watchdog_begin("barrier", 0);
+    t->barrier(t);
+    watchdog_end();
+    atomic_store(&w.closing, 1);
     pthread_join(w.thread, NULL);
+    // No connection is closed that another rank may still read.
+    t->barrier(t);
     for (int r = 0; r < w.size; r++)
         if (w.peers[r].fd >= 0) close(w.peers[r].fd);
     free(w.peers);

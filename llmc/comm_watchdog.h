@@ -10,7 +10,8 @@ every second how far it is:
   a rank is silent    for 30 s (stopped, its host down): likewise EXIT_HANG
   nothing goes on     on any rank for parallel.timeout_s: EXIT_HANG; each rank says what it waits in
                       or since when it has been past it, and which ranks are behind
-Work that takes long by its nature (watchdog_enter) may take ten times as long. Where no such
+What goes on is told by collectives and, on a CPU, by each block of a pass; of a GPU's work the host
+sees the end alone. Work that takes long by its nature (watchdog_enter) may take ten times as long. Where no such
 connection can be made, which is said, each rank watches only itself.
 
 The functions that tell may be called from one thread, also when no watchdog runs.
@@ -39,7 +40,8 @@ void watchdog_open(Transport *t, const CommOptions *options);
 /* From here on steps follow each other, and are expected to; a process without ranks starts to be
    watched. */
 void watchdog_train(double timeout_s);
-void watchdog_close(void);
+/* All ranks of the transport call it, when none has anything left to do. */
+void watchdog_close(Transport *t);
 
 /* A collective begins; its number goes up. Then it is done, or left to the device. */
 void watchdog_begin(const char *collective, int64_t count);
@@ -54,7 +56,8 @@ void watchdog_leave(void);
 
 /* NULL takes it back. */
 void watchdog_device(const WatchdogDevice *device);
-/* Tells the other ranks that this one ends, so that they do. 0: they cannot be told so. */
+/* Tells the other ranks that this one ends, so that they do, and waits for them to know it; then the
+   caller ends. 0: they cannot be told so. */
 int watchdog_tell(int exit_code, const char *message);
 /* The communicator has lost a rank: waits a little for the watchdog to find out which went first
    and to end the process. Returns where it does not. */

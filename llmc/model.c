@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "comm_watchdog.h"
 #include "common.h"
 #include "model_parts.h"
 
@@ -490,11 +491,14 @@ static void upload_tokens(Model *m, Tensor to, const int32_t *tokens, int B, int
     m->engine.device->upload(m->engine.device, to.data, tokens, (size_t)N * sizeof(int32_t));
 }
 
+/* A micro-step may take longer than ranks wait for each other: the watchdog sees it go on. */
 static void show_forward(const Model *m, int branch) {
+    watchdog_tick();
     if (m->observer) m->observer->forward(m->observer->self, branch);
 }
 
 static void show_backward(const Model *m, int stage) {
+    watchdog_tick();
     if (m->observer) m->observer->backward(m->observer->self, stage);
 }
 
