@@ -210,9 +210,15 @@ static void write_rendezvous(const char *path, const Self *self) {
     free(folder);
     char *content = format_string(RENDEZVOUS_FORMAT "%s\n", self->door.key, (int)self->door.port,
                                   (int)self->pid, self->host, self->door.addresses);
+    // By a name of its own: another process may be at the same file.
+    char *own = format_string("%s.%s", path, self->door.key);
     mode_t mask = umask(077);
-    outfile_replace(path, "parallel.rendezvous_file", content, strlen(content));
+    outfile_replace(own, "parallel.rendezvous_file", content, strlen(content));
     umask(mask);
+    if (rename(own, path) != 0)
+        die(EXIT_DATA, "parallel.rendezvous_file: cannot rename '%s' to '%s': %s", own, path,
+            strerror(errno));
+    free(own);
     free(content);
 }
 
@@ -284,12 +290,14 @@ static void die_of_missing(const Mesh *m, int first, const Launch *launch, const
     die(EXIT_DEVICE, "%s", message);
 }
 
-/* Dies where another process has replaced the file: ranks would come partly here, partly there. */
+/* Writes the file again where it is gone. Dies where another process has replaced it: ranks would
+   come partly here, partly there. */
 static void check_rendezvous(const Mesh *m, const Launch *launch, const CommOptions *o,
                              const char *path) {
     const Self *self = &m->peers[0];
     Self other;
     char why[LINK_TEXT], message[LINK_TEXT];
+    if (!file_exists(path)) write_rendezvous(path, self);
     if (!read_rendezvous(path, &other, why) || strcmp(other.door.key, self->door.key) == 0) return;
     snprintf(message, sizeof(message),
              "while pid %d on %s, rank 0, waited for the others, pid %d on %s, also rank 0, "
@@ -310,8 +318,8 @@ static int await_ranks(Mesh *m, const Listener *l, const Launch *launch, const C
     for (;;) {
         double look = fmin(deadline, now_ms() + CHECK_FILE_MS);
         int missing = link_gather(l, &m->peers[0], 1, m->fds, m->peers, look);
-        check_rendezvous(m, launch, o, path);
         if (missing == 0 || now_ms() >= deadline) return missing;
+        check_rendezvous(m, launch, o, path);
     }
 }
 

@@ -188,8 +188,8 @@ const ConfigKey config_keys[] = {
      "rank 0 is reached by", NULL},
     {KEY(FLOAT, parallel.timeout_s), "600", 0, 1e6,
      "seconds that ranks wait for each other at the start, and after which a run where nothing "
-     "goes on ends with exit code 7; must be longer than a block on a CPU and a step on a GPU (work "
-     "that takes long by its nature: ten times as long); 0: never",
+     "goes on ends with exit code 7; longer than a step on a GPU, or a block on a CPU (work that "
+     "takes long by its nature: ten times as long); 0: never",
      NULL},
 
     {KEY(INT, memory.lmhead_chunks), "0", 0, 4096,

@@ -26,8 +26,9 @@ static void compare_programs(const Run *r) {
     char *first = comm_share_text(r->host, own);
     if (strcmp(own, first) != 0) {
         die(EXIT_CONFIG,
-            "this rank runs another program than rank 0: commit %s; rank 0: %s. Build once and "
-            "start the same file everywhere",
+            "the program is not that of rank 0: commit %s; rank 0: %s. Build once and start the "
+            "same "
+            "file everywhere",
             own, first);
     }
     free(first);
@@ -46,9 +47,10 @@ static void compare_configs(const Run *r) {
     }
     if (others[0]) {
         die(EXIT_CONFIG,
-            "this rank was given another config than rank 0: %s (rank 0 -> this rank). Start all "
-            "ranks with the same files and words",
-            others);
+            "the config is not that of rank 0: %s (rank 0 -> rank %d). Start all ranks with the "
+            "same "
+            "files and words",
+            others, r->host->rank);
     }
     free(others);
     free(lines);

@@ -3,7 +3,7 @@
 #   packages   compiler, make, cJSON, Open MPI, OpenBLAS, Python with venv, xz
 #   .venv      Python packages pinned in scripts/requirements*.txt
 # usage: scripts/setup.sh [--tests] [--fuzz]
-#   --tests    adds what only the tests need (JAX)
+#   --tests    adds what only the tests need (JAX; iproute2, for ranks in network namespaces)
 #   --fuzz     adds what `make fuzz` needs (clang with libFuzzer)
 # Says what it does, asks nothing, and does nothing and needs no network where all is there. Without
 # root it prints the command to run. CUDA is not installed: see README.md.
@@ -55,6 +55,7 @@ missing_packages() {
     has_package libcjson-dev || has_header cjson/cJSON.h || echo libcjson-dev
     has_package libopenblas-dev || has_header cblas.h || echo libopenblas-dev
     [ -n "$(find_python)" ] || echo python3-venv
+    [ "$with_tests" -eq 0 ] || command -v ip >/dev/null || echo iproute2
 }
 
 has_fuzzer() {

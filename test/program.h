@@ -173,10 +173,12 @@ static inline const char *program_path(void) {
 }
 
 typedef struct {
-    const char *dir;         // working directory; NULL: this test's
-    int ranks;               // 0: not under mpirun
-    rlim_t file_limit;       // bytes; 0: none
-    const char *stdout_to;   // NULL: kept
+    const char *dir;           // working directory; NULL: this test's
+    int ranks;                 // 0: not under mpirun
+    rlim_t file_limit;         // bytes; 0: none
+    const char *stdout_to;     // NULL: kept
+    const char *environment;   // "NAME=value ..."; NULL: this test's
+    const char *under;         // words before the program: "ip netns exec NAME"; NULL: none
 } Launch;
 
 typedef struct {
@@ -208,15 +210,20 @@ static inline void set_rank_environment(void) {
 
 static inline void become_program(const Launch *l, const char *line) NORETURN;
 static inline void become_program(const Launch *l, const char *line) {
-    static char mpirun[PATH_MAX], arguments[4096];
+    static char mpirun[PATH_MAX], under[PATH_MAX], environment[PATH_MAX], arguments[4096];
     char *words[PROGRAM_WORDS];
     int count = 0;
+    snprintf(environment, sizeof(environment), "%s", l->environment ? l->environment : "");
+    add_words(words, &count, environment);
+    while (count > 0) putenv(words[--count]);
     if (l->ranks > 0) {
         set_rank_environment();
         snprintf(mpirun, sizeof(mpirun),
                  "mpirun --allow-run-as-root --oversubscribe --bind-to none -np %d", l->ranks);
         add_words(words, &count, mpirun);
     }
+    snprintf(under, sizeof(under), "%s", l->under ? l->under : "");
+    add_words(words, &count, under);
     words[count++] = (char *)program_path();
     snprintf(arguments, sizeof(arguments), "%s", line);
     add_words(words, &count, arguments);
@@ -265,7 +272,7 @@ static inline int run_as(const Launch *l, const char *line) {
 }
 
 static inline int run_in(const char *dir, const char *line) {
-    Launch l = {dir, 0, 0, NULL};
+    Launch l = {.dir = dir};
     return run_as(&l, line);
 }
 
@@ -277,8 +284,25 @@ static inline int runs(const Launch *l, const char *line) {
 }
 
 static inline int runs_in(const char *dir, const char *line) {
-    Launch l = {dir, 0, 0, NULL};
+    Launch l = {.dir = dir};
     return runs(&l, line);
+}
+
+/* The last process that another has started, or 0. */
+static inline pid_t some_child(pid_t parent) {
+    pid_t last = 0;
+    DIR *proc = opendir("/proc");
+    or_exit(proc != NULL, "/proc");
+    for (struct dirent *e; (e = readdir(proc)) != NULL;) {
+        char stat[512];
+        int ppid;
+        if (get_file(text("/proc/%s/stat", e->d_name), stat, sizeof(stat)) <= 0) continue;
+        const char *name_end = strrchr(stat, ')');
+        if (!name_end || sscanf(name_end, ") %*c %d", &ppid) != 1 || ppid != parent) continue;
+        if (atoi(e->d_name) > last) last = atoi(e->d_name);
+    }
+    closedir(proc);
+    return last;
 }
 
 // --- a program that is watched while it runs ---

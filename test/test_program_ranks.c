@@ -201,23 +201,6 @@ CASE(checkpoint_is_free_of_zero) {
 
 // --- ending together ---
 
-/* The last process that mpirun started, or 0. */
-static pid_t some_child(pid_t parent) {
-    pid_t last = 0;
-    DIR *proc = opendir("/proc");
-    or_exit(proc != NULL, "/proc");
-    for (struct dirent *e; (e = readdir(proc)) != NULL;) {
-        char stat[512];
-        int ppid;
-        if (get_file(text("/proc/%s/stat", e->d_name), stat, sizeof(stat)) <= 0) continue;
-        const char *name_end = strrchr(stat, ')');
-        if (!name_end || sscanf(name_end, ") %*c %d", &ppid) != 1 || ppid != parent) continue;
-        if (atoi(e->d_name) > last) last = atoi(e->d_name);
-    }
-    closedir(proc);
-    return last;
-}
-
 /* One rank is asked to stop, as by mpirun when it is itself: all stop after the same step. */
 CASE(ranks_stop_together) {
     const char *dir = new_dir("stopped");
