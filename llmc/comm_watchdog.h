@@ -11,7 +11,8 @@ every second how far it is:
   nothing goes on     on any rank for parallel.timeout_s: EXIT_HANG; each rank says what it waits in
                       or since when it has been past it, and which ranks are behind
 What goes on is told by collectives and, on a CPU, by each block of a pass; of a GPU's work the host
-sees the end alone. Work that takes long by its nature (watchdog_enter) may take ten times as long. Where no such
+sees the end alone. Work that takes long by its nature (watchdog_enter) may take ten times as long.
+Where no such
 connection can be made, which is said, each rank watches only itself.
 
 The functions that tell may be called from one thread, also when no watchdog runs.
@@ -56,8 +57,8 @@ void watchdog_leave(void);
 
 /* NULL takes it back. */
 void watchdog_device(const WatchdogDevice *device);
-/* Tells the other ranks that this one ends, so that they do, and waits for them to know it; then the
-   caller ends. 0: they cannot be told so. */
+/* Tells the other ranks that this one ends, so that they do, and waits for them to know it; then
+   the caller ends. 0: they cannot be told so. */
 int watchdog_tell(int exit_code, const char *message);
 /* The communicator has lost a rank: waits a little for the watchdog to find out which went first
    and to end the process. Returns where it does not. */

@@ -272,7 +272,7 @@ static inline int run_as(const Launch *l, const char *line) {
 }
 
 static inline int run_in(const char *dir, const char *line) {
-    Launch l = {.dir = dir};
+    Launch l = {dir, 0, 0, NULL, NULL, NULL};
     return run_as(&l, line);
 }
 
@@ -284,7 +284,7 @@ static inline int runs(const Launch *l, const char *line) {
 }
 
 static inline int runs_in(const char *dir, const char *line) {
-    Launch l = {.dir = dir};
+    Launch l = {dir, 0, 0, NULL, NULL, NULL};
     return runs(&l, line);
 }
 
