@@ -38,40 +38,38 @@ static const char *default_text(const ConfigKey *key) {
     return key->initial[0] ? key->initial : "\"\"";
 }
 
-/* How plans and recipes write an operand. */
-static const struct {
-    const char *text, *meaning;
-} notation[] = {
-    {"bf16, f32", "not quantised"},
-    {"nvfp4 1x16", "4-bit values, a scale for each 16 along the contraction"},
-    {"nvfp4 16x16", "a scale for each square tile"},
-    {"e4m3, e5m2", "8-bit values, one scale for the tensor"},
-    {"16x16T, e4m3T", "the codes of fprop.w, transposed"},
-    {"rht16, ht16", "after a Hadamard transform of 16 along the contraction; ht16: without signs"},
-    {"sr8, sr16, sr24", "stochastic rounding by so many random bits a value; without to nearest"},
-    {"headroom", "headroom 1: rounding up never clips"},
-    {"top256, v1", "top_scale 256, arithmetic 1"},
+/* Words of values that are no names of keys. */
+static const RecipeWord moments[] = {
+    {"lr_decay",
+     "\"at\" of precision.schedule: when the learning rate begins to decay (sched.type)"},
+    {"sqrt3",
+     "\"at\" of precision.schedule: once the gradients' signal is below sqrt(3) times their "
+     "noise, which log.gradient_noise measures every log.telemetry_every steps"},
 };
 
 /* --- terminal --- */
 
 static void print_keys(const char *group) {
+    int width = 26;
+    for (int i = 0; i < num_config_keys; i++)
+        if (in_group(&config_keys[i], group))
+            width = (int)max_i64(width, (int64_t)strlen(config_keys[i].name));
     for (int i = 0; i < num_config_keys; i++) {
         const ConfigKey *key = &config_keys[i];
         if (!in_group(key, group)) continue;
-        printf("  %-26s %-12s %s\n", key->name, default_text(key), key->help);
+        printf("  %-*s %-12s %s\n", width, key->name, default_text(key), key->help);
     }
 }
 
 static void print_recipes(void) {
     for (int i = 0; i < num_recipes; i++) {
-        printf("  %-14s %s\n", recipes[i].name, recipes[i].summary);
+        printf("  %-22s %s\n", recipes[i].name, recipes[i].summary);
     }
 }
 
 static void print_presets(void) {
     for (int i = 0; i < num_presets; i++) {
-        printf("  %-14s %s\n", presets[i].name, presets[i].summary);
+        printf("  %-18s %s\n", presets[i].name, presets[i].summary);
     }
 }
 
@@ -100,9 +98,8 @@ static void print_rules(void) {
 
 static void print_notation(void) {
     printf("operands in plans and recipes\n");
-    for (int i = 0; i < ARRAY_LEN(notation); i++) {
-        printf("  %-15s %s\n", notation[i].text, notation[i].meaning);
-    }
+    for (int i = 0; recipe_word(i); i++)
+        printf("  %-16s %s\n", recipe_word(i)->text, recipe_word(i)->meaning);
 }
 
 static void help_all(void) {
@@ -148,6 +145,17 @@ static int help_preset(const char *name, int print) {
     return 1;
 }
 
+/* Of the operands' column. */
+static int recipe_width(const Recipe *recipe) {
+    int width = 22;
+    for (int i = 0; i < NUM_GEMMS * NUM_SIDES; i++) {
+        char text[96];
+        operand_describe(&recipe->plan.cell[i / NUM_SIDES][i % NUM_SIDES], text, sizeof(text));
+        width = (int)max_i64(width, (int64_t)strlen(text));
+    }
+    return width;
+}
+
 static int help_recipe(const char *name, int print) {
     const Recipe *recipe = recipe_find(name);
     if (!recipe || !print) return recipe != NULL;
@@ -155,9 +163,9 @@ static int help_recipe(const char *name, int print) {
     for (int g = 0; g < NUM_GEMMS; g++) {
         printf("  %s", gemm_names[g]);
         for (int s = 0; s < NUM_SIDES; s++) {
-            char text[64];
+            char text[96];
             operand_describe(&recipe->plan.cell[g][s], text, sizeof(text));
-            printf("  %-2s %-22s", operand_names[g][s], text);
+            printf("  %-2s %-*s", operand_names[g][s], recipe_width(recipe), text);
         }
         printf("\n");
     }
@@ -200,24 +208,53 @@ static int help_rule_field(const char *name, int print) {
     return 1;
 }
 
-/* The name is one of the words of a text, "rht16" of "rht16, ht16". */
-static int help_notation(const char *name, int print) {
-    for (int i = 0; i < ARRAY_LEN(notation); i++) {
-        for (const char *word = notation[i].text; *word;) {
-            size_t length = strcspn(word, ", ");
-            int found = strlen(name) == length && strncmp(word, name, length) == 0;
-            if (found && print) printf("%s: %s\n", notation[i].text, notation[i].meaning);
-            if (found) return 1;
-            word += length + strspn(word + length, ", ");
+/* 1 where a word is the name; with `any_number` also where only their numbers differ. */
+static int is_word(const char *name, const char *word, size_t length, int any_number) {
+    const char *end = word + length;
+    while (word < end && *name) {
+        size_t digits = strspn(word, "0123456789"), others = strspn(name, "0123456789");
+        if (any_number && digits > 0 && others > 0) {
+            word += digits;
+            name += others;
+        } else if (*word++ != *name++) {
+            return 0;
         }
+    }
+    return word == end && *name == '\0';
+}
+
+/* The name is one of the words of a text, "rht16" of "rht16, ht16". */
+static int help_word(const RecipeWord *row, const char *name, int any_number, int print) {
+    for (const char *word = row->text; *word;) {
+        size_t length = strcspn(word, ",");
+        int found = is_word(name, word, length, any_number);
+        if (found && print) printf("%s: %s\n", row->text, row->meaning);
+        if (found) return 1;
+        word += length + strspn(word + length, ", ");
     }
     return 0;
 }
 
+static int help_notation(const char *name, int print) {
+    for (int i = 0; i < ARRAY_LEN(moments); i++)
+        if (help_word(&moments[i], name, 0, print)) return 1;
+    for (int any_number = 0; any_number < 2; any_number++)
+        for (int i = 0; recipe_word(i); i++)
+            if (help_word(recipe_word(i), name, any_number, print)) return 1;
+    return 0;
+}
+
+/* "out_control" of precision.out_control. */
+static int help_subgroup(const char *name, int print) {
+    char whole[96];
+    snprintf(whole, sizeof(whole), "precision.%s", name);
+    return *name && help_group(whole, print);
+}
+
 static int help_name(const char *name, int print) {
     static int (*const kinds[])(const char *name, int print) = {
-        help_key,   help_preset,     help_recipe,  help_cell_key,
-        help_group, help_rule_field, help_notation};
+        help_key,   help_preset,     help_recipe,   help_cell_key,
+        help_group, help_rule_field, help_notation, help_subgroup};
     for (int i = 0; i < ARRAY_LEN(kinds); i++) {
         if (kinds[i](name, print)) return 1;
     }
@@ -275,9 +312,8 @@ void config_help_markdown(void) {
         printf("| `%s` | %s |\n", recipes[i].name, recipes[i].summary);
     }
     printf("\n### Operands in plans\n\n| | |\n|---|---|\n");
-    for (int i = 0; i < ARRAY_LEN(notation); i++) {
-        printf("| `%s` | %s |\n", notation[i].text, notation[i].meaning);
-    }
+    for (int i = 0; recipe_word(i); i++)
+        printf("| `%s` | %s |\n", recipe_word(i)->text, recipe_word(i)->meaning);
     printf("\n### Presets\n\n| `model.preset` | |\n|---|---|\n");
     for (int i = 0; i < num_presets; i++) {
         printf("| `%s` | %s |\n", presets[i].name, presets[i].summary);

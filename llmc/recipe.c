@@ -264,7 +264,9 @@ static const OperandField operand_fields[] = {
      {{"0", 0}, {"1", 1}}},
     {FIELD(select), "four-over-six: the better of two block scales, by squared or absolute error",
      {{"none", SELECT_NONE}, {"mse", SELECT_MSE}, {"mae", SELECT_MAE}}},
-    {FIELD(mask), "of fprop: 1: elements that clipped pass no gradient", {{"0", 0}, {"1", 1}}},
+    {FIELD(mask), "of fprop: 1: elements that clipped pass no gradient; 0 on dgrad (for x) and "
+     "wgrad (for w) lifts it, too",
+     {{"0", 0}, {"1", 1}}},
     {FIELD(arithmetic), "of block scales: 2 as TransformerEngine has it, 1 as the paper has it",
      {{"2", 2}, {"1", 1}}},
 };
@@ -544,6 +546,14 @@ static void overwrite_fields(Operand *cell, const Rule *rule) {
     if (!operand_is_quantized(usual)) memcpy(cell, usual, offsetof(Operand, tile));
 }
 
+/* A mask is fprop's, but what it drops are gradients: a rule on the GEMM that makes these lifts it,
+   so that one rule can bring a masked recipe's backward pass into a format without blocks. */
+static void lift_masks(const Rule *rule, LinearPlan *plan) {
+    if (!sets_field(rule, "mask") || rule->fields.mask) return;
+    if (rule_takes(rule, GEMM_DGRAD, SIDE_B)) plan->cell[GEMM_FPROP][SIDE_A].mask = 0;
+    if (rule_takes(rule, GEMM_WGRAD, SIDE_B)) plan->cell[GEMM_FPROP][SIDE_B].mask = 0;
+}
+
 static void rule_apply(const Rule *rule, LinearPlan *plan) {
     for (int g = 0; g < NUM_GEMMS; g++) {
         for (int s = 0; s < NUM_SIDES; s++) {
@@ -553,6 +563,7 @@ static void rule_apply(const Rule *rule, LinearPlan *plan) {
             overwrite_fields(cell, rule);
         }
     }
+    lift_masks(rule, plan);
 }
 
 /* What would be taken over from an operand of fprop that is not quantised is made of the tensor:

@@ -181,9 +181,14 @@ const char *recipe_error(const LinearPlan *plan, int in_features, int out_featur
 const char *operand_difference(const Operand *a, const Operand *b);
 /* The text that sets a field as the cell has it. */
 const char *operand_field_text(const Operand *o, const char *key);
-/* "bf16", "e4m3", "nvfp4 1x16 rht16 sr8", "nvfp4 16x16T": T for the transposed codes of fprop, =
-   for its values, Q for what is quantised again from them. */
+/* "bf16", "e4m3", "nvfp4 1x16 rht16 sr8", "nvfp4 16x16T": the words of recipe_word. */
 const char *operand_describe(const Operand *o, char *buffer, int size);
+/* The words that operand_describe writes, or a plan behind them, with commas between, and what they
+   mean; NULL past the last. */
+typedef struct {
+    const char *text, *meaning;
+} RecipeWord;
+const RecipeWord *recipe_word(int i);
 
 #ifdef __cplusplus
 }

@@ -1,5 +1,5 @@
 /*
-recipe_check -- what makes a plan impossible, with what is legal, and how a cell reads in one line.
+recipe_check -- what makes a plan impossible, with what is legal.
 */
 #include <stdio.h>
 #include <string.h>
@@ -180,11 +180,12 @@ static const char *mask_error(const LinearPlan *plan) {
         int reads_values = back->source == SOURCE_REQUANTIZED || back->source == SOURCE_VALUES;
         if (!o->mask || !operand_is_quantized(o) || (reads_values && can_read)) continue;
         const char *operand = operand_names[GEMM_FPROP][s], *gemm = gemm_names[g];
-        int at = snprintf(message, sizeof(message),
-                          "fprop.%s: a mask needs blocks, and a quantised %s.%s of source "
-                          "requantized or values; set precision.fprop.%s.mask=0, which is the rule "
-                          "{\"gemm\": \"fprop\", \"operand\": \"%s\", \"mask\": 0}",
-                          operand, gemm, operand_names[g][SIDE_B], operand, operand);
+        int at =
+            snprintf(message, sizeof(message),
+                     "fprop.%s: a mask needs blocks, and a quantised %s.%s of source "
+                     "requantized or values; add \"mask\": 0 to the rule or schedule entry that "
+                     "changes %s, or set precision.fprop.%s.mask=0",
+                     operand, gemm, operand_names[g][SIDE_B], gemm, operand);
         if (can_read)
             snprintf(message + at, sizeof(message) - at, ", or precision.%s.%s.source=requantized",
                      gemm, operand_names[g][SIDE_B]);
@@ -281,75 +282,4 @@ const char *recipe_error(const LinearPlan *plan, int in_features, int out_featur
         return size_message("batch.micro x batch.seq_len", tokens, multiple[GEMM_WGRAD],
                             "tokens per micro-step");
     return NULL;
-}
-
-/* --- in one line --- */
-
-typedef struct {
-    char *buffer;
-    int size, at;
-} Line;
-
-static void append(Line *line, const char *text, const char *more) {
-    if (line->at >= line->size) return;
-    line->at +=
-        snprintf(line->buffer + line->at, (size_t)(line->size - line->at), "%s%s", text, more);
-}
-
-static void append_number(Line *line, const char *text, int number) {
-    char digits[16];
-    snprintf(digits, sizeof(digits), "%d", number);
-    append(line, text, digits);
-}
-
-static void describe_scaling(Line *line, const Operand *o) {
-    const Operand *usual = &formats[o->format].cell;
-    static const char *const named[] = {"elem", "scale", "scale_rule", "amax", "zero_scale"};
-    const int differs[] = {o->elem != usual->elem, o->scale != usual->scale,
-                           o->scale_rule != usual->scale_rule, o->amax != usual->amax,
-                           o->zero_scale != usual->zero_scale};
-    for (int i = 0; i < ARRAY_LEN(named); i++) {
-        if (!differs[i]) continue;
-        append(line, " ", i == 4 ? "zero:" : "");
-        append(line, i == 3 ? "amax:" : "", operand_field_text(o, named[i]));
-    }
-    if (o->outer) append_number(line, " outer", o->outer);
-}
-
-static void describe_rounding(Line *line, const Operand *o) {
-    if (o->hadamard) {
-        append_number(line, o->signs == SIGNS_NONE ? " ht" : " rht", o->hadamard);
-        append(line, o->signs == SIGNS_STEP ? "/step" : "", "");
-    }
-    if (o->rounding == ROUND_STOCHASTIC) append_number(line, " sr", o->dither_bits);
-    if (o->rounding == ROUND_AWAY || o->rounding == ROUND_EDEN)
-        append(line, " ", operand_field_text(o, "rounding"));
-    if (o->headroom) append(line, " headroom", "");
-    if (o->select != SELECT_NONE) append(line, " 4/6:", operand_field_text(o, "select"));
-    if (o->mask) append(line, " mask", "");
-    if (o->top_scale != formats[o->format].cell.top_scale) {
-        if (o->top_scale) append_number(line, " top", o->top_scale);
-        else append(line, " topmax", "");
-    }
-    if (o->arithmetic == 1) append(line, " v1", "");
-}
-
-const char *operand_describe(const Operand *o, char *buffer, int size) {
-    Line line = {buffer, size, 0};
-    append(&line, formats[o->format].name, "");
-    if (operand_has_blocks(o)) {
-        append_number(&line, " ", o->tile == TILE_SQUARE ? o->block : 1);
-        append_number(&line, "x", o->block);
-    }
-    if (operand_is_quantized(o) && o->source != SOURCE_TENSOR) {
-        append(&line,
-               o->source == SOURCE_TRANSPOSED ? "T"
-               : o->source == SOURCE_VALUES   ? "="
-                                              : "Q",
-               "");
-    }
-    if (!operand_is_quantized(o)) return buffer;
-    describe_scaling(&line, o);
-    if (operand_has_blocks(o)) describe_rounding(&line, o);
-    return buffer;
 }

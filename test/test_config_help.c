@@ -55,15 +55,33 @@ CASE(help_of_one_thing) {
         {"dither_bits", "dither_bits, of a rule (`help precision.rules`): random bits a value in "
                         "stochastic rounding\n  legal    8, 16, 24\n"},
         {"layers", "the linears whose names match\n  legal    names, numbers"},
-        {"rht16", "rht16, ht16: after a Hadamard transform of 16"},
-        {"16x16T", "16x16T, e4m3T: the codes of fprop.w"},
+        {"rht16", "rht16, ht16: hadamard: after a transform of 16"},
+        {"16x16T", "16x16T, e4m3T: T: the codes of fprop's operand, transposed"},
+        {"1x32Q", "quantised again from the decoded values"},
+        {"32x32T", "the codes of fprop's operand"},
+        {"rht32/step", "drawn for each step"},
+        {"quest", "by its standard deviation"},
+        {"floor", "floor, ceil, even, quest, encode: scale_rule"},
+        {"encode", "encode rounds the multiplier"},
+        {"away", "ties away from zero"},
+        {"eden", "MS-EDEN"},
+        {"4/6:mse", "the better of two block scales"},
+        {"zero:least", "what a block scale that rounds to 0 becomes"},
+        {"amax:held", "one held for 50 steps"},
+        {"outer128", "above the block scales"},
+        {"top240", "another block scale for the tensor's maximum"},
+        {"e4m3_block", "an FP32 scale for each 128"},
+        {"f32 values", "BF16 does not hold these values exactly"},
+        {"lr_decay", "when the learning rate begins to decay"},
+        {"sqrt3", "signal is below sqrt(3) times their noise"},
+        {"out_control", "precision.out_control.to "},
         {"sr24", "stochastic rounding by so many"},
         {"nemotron-1.2b", "model.kv_heads=8\n"},
         {"nvfp4", "  dgrad  dy nvfp4 1x16 sr8          w  nvfp4 16x16T          \n"
                   "  wgrad  dy nvfp4 1x16 rht16 sr8    x  nvfp4 1x16 rht16      \n"
                   "  the last 15 % of the blocks"},
-        {"nvfp4", "  sr8, sr16, sr24 stochastic rounding"},
-        {"precision", "  sr8, sr16, sr24 stochastic rounding"},
+        {"nvfp4", "  sr8, sr16, sr24  stochastic rounding"},
+        {"precision", "  sr8, sr16, sr24  stochastic rounding"},
     };
     for (int i = 0; i < ARRAY_LEN(asked); i++) {
         char *text = printed_by(config_help, asked[i][0]);
@@ -80,6 +98,19 @@ CASE(help_of_one_thing) {
                 "\"batch_size\"; did you mean \"batch.micro\" (llm.c -b, nanoGPT batch_size)?",
                 config_help("batch_size"));
     EXPECT_DIES(EXIT_CONFIG, "\"blah\"; `help` lists all", config_help("blah"));
+}
+
+/* Each word that a plan of any recipe has is one that help knows. */
+CASE(help_knows_the_words_of_plans) {
+    for (int i = 0; i < num_recipes * NUM_GEMMS * NUM_SIDES; i++) {
+        int cell = i % (NUM_GEMMS * NUM_SIDES);
+        const Recipe *recipe = &recipes[i / (NUM_GEMMS * NUM_SIDES)];
+        char text[128], *rest = text;
+        operand_describe(&recipe->plan.cell[cell / NUM_SIDES][cell % NUM_SIDES], text,
+                         sizeof(text));
+        for (char *word = strsep(&rest, " "); word; word = strsep(&rest, " "))
+            EXPECT_EQ_I64(config_help_knows(word), 1, "%s of %s", word, recipe->name);
+    }
 }
 
 TEST_MAIN_END

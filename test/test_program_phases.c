@@ -193,6 +193,25 @@ CASE(keys_without_effect_are_refused) {
                  "precision.smooth_swiglu=token log.dir=other --dry-run");
 }
 
+/* The backward pass in BF16 drops no gradients of clipped elements, and one entry can say so. */
+CASE(a_masked_recipe_switches_its_backward_pass) {
+    const char *dir =
+        begin("masked", "precision.recipe=quartet precision.schedule="
+                        "[{\"at\":2,\"gemm\":\"backward\",\"recipe\":\"bf16\",\"mask\":0}]");
+    get_file(text("%s/run/plan.txt", dir), content, sizeof(content));
+    const char *later = strstr(content, "phase 1 ");
+    REQUIRE(later, "%s", content);
+    EXPECT(!strstr(later, "ht32 mask") && strstr(later, "fprop  x  mxfp4 1x32 quest ht32 "), "%s",
+           later);
+    EXPECT(strstr(later, "GEMMs with quantised operands: 8 of 24"), "%s", later);
+    EXPECT_EQ_I64(run_in(dir, "base.json log.dir=other precision.recipe=quartet precision.schedule="
+                              "[{\"at\":2,\"gemm\":\"backward\",\"recipe\":\"bf16\"}]"),
+                  EXIT_CONFIG);
+    EXPECT(strstr(ran.err, "from precision.schedule[0] on: fprop.x: a mask needs blocks") &&
+               strstr(ran.err, "add \"mask\": 0 to the rule or schedule entry that changes dgrad"),
+           "%s", ran.err);
+}
+
 CASE(resets_are_in_the_record) {
     const char *dir =
         begin("osci", NVFP4 "precision.osci_reset.start=1 precision.osci_reset.window=1 "

@@ -514,8 +514,8 @@ static const Refusal refusals[] = {
     {"quartet", 64, 64, 64, "dgrad.dy: source requantized is for dgrad.w and wgrad.x",
      {{"dgrad", "dy", "source", "requantized"}}},
     {"quartet", 64, 64, 64, "fprop.x: a mask needs blocks, and a quantised dgrad.w of source "
-                            "requantized or values; set precision.fprop.x.mask=0, which is the "
-                            "rule {\"gemm\": \"fprop\", \"operand\": \"x\", \"mask\": 0}, or "
+                            "requantized or values; add \"mask\": 0 to the rule or schedule "
+                            "entry that changes dgrad, or set precision.fprop.x.mask=0, or "
                             "precision.dgrad.w.source=requantized",
      {{"fprop", "*", "hadamard", "0"}, {"fprop", "w", "format", "bf16"}}},
     {"quartet", 64, 64, 64, "fprop.x: a mask needs blocks, and a quantised dgrad.w",
@@ -529,7 +529,8 @@ static const Refusal refusals[] = {
                           "requantized or values",
      {{"fprop", "x", "mask", "1"}}},
     {"quartet", 64, 64, 64, "fprop.w: a mask needs blocks, and a quantised wgrad.x of source "
-                            "requantized or values; set precision.fprop.w.mask=0",
+                            "requantized or values; add \"mask\": 0 to the rule or schedule "
+                            "entry that changes wgrad, or set precision.fprop.w.mask=0",
      {{"wgrad", "x", "source", "tensor"}}},
     // whole transforms
     {"nvfp4", 64, 64, 64, "in-features is 64, but a quantised linear's in-features must be a "
@@ -764,11 +765,12 @@ CASE(parameter_counts_are_the_published_ones) {
         const char *preset;
         int64_t all, outside_embedding;   // 0: not published
     } published[] = {
-        {"gpt2-124m", 124439808, 0},      {"gpt2-350m", 354823168, 0},  {"gpt2-774m", 774030080, 0},
-        {"gpt2-1558m", 1557611200, 0},    {"llama-30m", 0, 30482560},   {"llama-50m", 0, 49556736},
-        {"llama-100m", 0, 102777856},     {"llama-200m", 0, 203188480}, {"s2-30m", 0, 30482560},
-        {"nemotron-1.2b", 1291929600, 0}, {"llama2-7b", 6738415616, 0},
-        {"llama3-70b", 70553706496, 0},
+        {"gpt2-124m", 124439808, 0},  {"gpt2-350m", 354823168, 0},
+        {"gpt2-774m", 774030080, 0},  {"gpt2-1558m", 1557611200, 0},
+        {"llama-30m", 0, 30482560},   {"llama-50m", 0, 49556736},
+        {"llama-100m", 0, 102777856}, {"llama-200m", 0, 203188480},
+        {"s2-30m", 0, 30482560},      {"nemotron-1.2b", 1291929600, 0},
+        {"llama2-7b", 6738415616, 0}, {"llama3-70b", 70553706496, 0},
     };
     for (int i = 0; i < ARRAY_LEN(published); i++) {
         char preset[64];
