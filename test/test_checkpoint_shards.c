@@ -176,7 +176,7 @@ static void expect_same_directory(const char *got, const char *want) {
 /* While training changes what was saved. */
 CASE(in_the_background_the_same_bytes) {
     for (int ranks = 1; ranks <= 3; ranks += 2) {
-        char name[2][32], path[2][1024];
+        char name[2][48], path[2][1024];
         for (int background = 0; background < 2; background++) {
             snprintf(name[background], sizeof(name[0]), "background%d_%d", ranks, background);
             TeamCase k = case_in(test_scratch(name[background]));
