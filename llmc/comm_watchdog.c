@@ -19,7 +19,8 @@ for all, because it hears all; the others only judge rank 0.
 enum {
     BEAT_MS = 1000,          // between messages
     LOOK_MS = 100,           // between looks at what has come
-    SILENCE_MS = 30000,      // after which a rank counts as dead
+    QUIET_MS = 3000,         // after which a rank that says nothing is suspected
+    SILENCE_MS = 30000,      // after which it counts as dead
     ASLEEP_MS = 5000,        // this process itself was stopped, if the thread slept so long
     OPEN_MS = 10000,         // to make the connections
     LAST_WORDS_MS = 10000,   // to close the record; then the process ends whatever it does
@@ -293,24 +294,37 @@ static void check_silence(double now) {
     }
 }
 
-/* Those of the lowest collective that do not wait in it, else those of the lowest. */
-static void name_behind(char *text, size_t room) {
+static int is_silent(int rank, double now) { return now - w.peers[rank].heard > QUIET_MS; }
+
+/* How likely it is that a rank holds up the others: it is silent, and what it said last may not be
+   all that it has done; it has not come to the lowest collective; it is in that one, as others. */
+static int suspicion(int rank, int64_t lowest, double now) {
+    const Status *s = &w.peers[rank].status;
+    if (is_silent(rank, now)) return 3;
+    if (s->collective > lowest) return 0;
+    return s->doing == DOING_NOTHING ? 2 : 1;
+}
+
+/* The likeliest. */
+static void name_behind(char *text, size_t room, double now) {
     int64_t lowest = INT64_MAX;
-    int named = 0, lazy = 0;
+    int worst = 0, named = 0;
     for (int r = 0; r < w.size; r++) lowest = min_i64(lowest, w.peers[r].status.collective);
     for (int r = 0; r < w.size; r++) {
-        const Status *s = &w.peers[r].status;
-        lazy |= s->collective == lowest && s->doing == DOING_NOTHING;
+        int suspected = suspicion(r, lowest, now);
+        if (suspected > worst) worst = suspected;
     }
     text[0] = '\0';
     for (int r = 0; r < w.size && named < MAX_NAMED; r++) {
-        const Status *s = &w.peers[r].status;
-        char who[128], what[256];
-        if (s->collective != lowest || (lazy && s->doing != DOING_NOTHING)) continue;
+        char who[128], what[256], quiet[64] = "";
+        if (suspicion(r, lowest, now) < worst) continue;
+        if (is_silent(r, now))
+            snprintf(quiet, sizeof(quiet), " (this it said %.0f s ago)",
+                     (now - w.peers[r].heard) / 1000.0);
         size_t used = strlen(text);
-        snprintf(text + used, room - used, "%s%s %s",
+        snprintf(text + used, room - used, "%s%s %s%s",
                  named++ ? ", " : "; behind: ", peer_text(r, who, sizeof(who)),
-                 status_text(s, what, sizeof(what)));
+                 status_text(&w.peers[r].status, what, sizeof(what)), quiet);
     }
 }
 
@@ -324,7 +338,7 @@ static void check_progress(double now) {
         is_long |= w.peers[r].status.work[0] != '\0';
     }
     if (w.timeout_ms == 0 || now - moved < w.timeout_ms * (is_long ? LONG_WORK : 1)) return;
-    if (w.connected) name_behind(behind, sizeof(behind));
+    if (w.connected) name_behind(behind, sizeof(behind), now);
     snprintf(
         text, sizeof(text),
         "nothing has gone on%s for %.0f s (parallel.timeout_s is %g%s): a collective, a device "
@@ -357,6 +371,7 @@ static void note_own_progress(double now) {
     Status s = own_status();
     if (s.progress != own->status.progress) own->moved = now;
     own->status = s;
+    own->heard = now;
 }
 
 static void listen_once(struct pollfd *polled) {

@@ -12,8 +12,7 @@ every second how far it is:
                       or since when it has been past it, and which ranks are behind
 What goes on is told by collectives and, on a CPU, by each block of a pass; of a GPU's work the host
 sees the end alone. Work that takes long by its nature (watchdog_enter) may take ten times as long.
-Where no such
-connection can be made, which is said, each rank watches only itself.
+Where no such connection can be made, which is said, each rank watches only itself.
 
 The functions that tell may be called from one thread, also when no watchdog runs.
 */
