@@ -335,7 +335,8 @@ static void check_progress(double now) {
     char text[LINK_TEXT], behind[768] = "";
     for (int r = 0; r < w.size; r++) {
         moved = fmax(moved, w.peers[r].moved);
-        is_long |= w.peers[r].status.work[0] != '\0';
+        // A rank at long work says so every second.
+        is_long |= w.peers[r].status.work[0] && !is_silent(r, now);
     }
     if (w.timeout_ms == 0 || now - moved < w.timeout_ms * (is_long ? LONG_WORK : 1)) return;
     if (w.connected) name_behind(behind, sizeof(behind), now);
