@@ -200,6 +200,23 @@ static void remove_rendezvous(const char *path, size_t existed) {
     free(folder);
 }
 
+/* What is there may be a user's file, or a device: only rendezvous files and empty ones are
+   replaced. */
+static void refuse_foreign_file(const char *path) {
+    static const char magic[] = "train_gpt_nvfp4 rendezvous ";
+    char head[sizeof(magic)] = "";
+    struct stat info;
+    if (lstat(path, &info) != 0) return;
+    FILE *f = S_ISREG(info.st_mode) ? fopen(path, "rb") : NULL;
+    size_t got = f ? fread(head, 1, sizeof(magic) - 1, f) : 0;
+    if (f) fclose(f);
+    if (f && (info.st_size == 0 || (got == sizeof(magic) - 1 && strcmp(head, magic) == 0))) return;
+    die(EXIT_CONFIG,
+        "parallel.rendezvous_file '%s' is there and is no rendezvous file, and would be replaced; "
+        "give a name that nothing else has",
+        path);
+}
+
 /* Only this user may read the key. */
 static void write_rendezvous(const char *path, const Self *self) {
     char *folder = xstrdup(path), *slash = strrchr(folder, '/');
@@ -328,6 +345,7 @@ static void receive_ranks(Mesh *m, const Listener *l, const Launch *launch, cons
                           const char *path) {
     int size = launch->size;
     size_t existed = existing_length(path);
+    refuse_foreign_file(path);
     write_rendezvous(path, &m->peers[0]);
     int missing = await_ranks(m, l, launch, o, path);
     remove_rendezvous(path, existed);

@@ -213,6 +213,23 @@ CASE(another_config_on_one_rank_is_named) {
 
 // --- the file ---
 
+/* A config, and a device as its type is: a pipe. */
+CASE(a_file_of_the_user_is_not_replaced) {
+    const char *dir = new_dir("foreign"), *pipe = text("%s/pipe", dir);
+    static const char says[] = "is there and is no rendezvous file";
+    or_exit(mkfifo(pipe, 0600) == 0, pipe);
+    copy_file(text("%s/kept.json", dir), text("%s/base.json", dir));
+    static const char *const names[] = {"kept.json", "pipe"};
+    for (int i = 0; i < ARRAY_LEN(names); i++) {
+        memset(job, 0, sizeof(job));
+        start_rank(&job[0], dir, 0, 2, text("base.json parallel.rendezvous_file=%s", names[i]));
+        expect_end(&job[0], EXIT_CONFIG, says);
+    }
+    expect_same_file(text("%s/kept.json", dir), text("%s/base.json", dir));
+    struct stat info;
+    EXPECT(stat(pipe, &info) == 0 && S_ISFIFO(info.st_mode), "the pipe is gone");
+}
+
 CASE(the_file_of_a_killed_job_does_no_harm) {
     const char *dir = new_dir("stale"), *file = text("%s/run/rendezvous", dir);
     Member dead = {.pid = 0};
