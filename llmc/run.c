@@ -92,7 +92,7 @@ void run_plan(Run *r) {
     }
     parallel_refuse(c, r->comm->size);
     run_take_length(r);
-    run_refuse_idle(r);
+    run_check_idle(r);
     r->guard = guard_make(c->guard.skip_loss_z, c->guard.skip_grad_z);
 }
 

@@ -20,15 +20,14 @@ static int quantises_weight(const Linear *l) {
     return operand_is_quantized(&l->plan.cell[GEMM_FPROP][SIDE_B]);
 }
 
-static void refuse_out_control(Run *r) {
+static void check_out_control(Run *r) {
     const Config *c = &r->config;
     if (c->precision.out_control.fraction == 0) return;
     if (!holds_somewhere(&r->model, linear_controls_channels))
-        die(EXIT_CONFIG,
-            "config: precision.out_control.fraction is %g, but no linear of this run multiplies "
-            "two quantised operands in fprop, beside which features would be chosen; set "
-            "precision.out_control.fraction=0, or a recipe that quantises fprop.x and fprop.w",
-            c->precision.out_control.fraction);
+        log_warn("precision.out_control.fraction is %g, which does nothing in this run: no linear "
+                 "multiplies two quantised operands in fprop, beside which features would be "
+                 "chosen",
+                 c->precision.out_control.fraction);
     if (c->precision.out_control.to >= r->steps)
         die(EXIT_CONFIG,
             "config: precision.out_control.to is %lld, but the run has %lld steps: no step would "
@@ -37,16 +36,14 @@ static void refuse_out_control(Run *r) {
             (long long)c->precision.out_control.to, (long long)r->steps, (long long)r->steps - 1);
 }
 
-static void refuse_osci_reset(Run *r) {
+static void check_osci_reset(Run *r) {
     const Config *c = &r->config;
     int64_t start = c->precision.osci_reset.start, window = c->precision.osci_reset.window;
     if (start == 0) return;
     if (!holds_somewhere(&r->model, quantises_weight))
-        die(EXIT_CONFIG,
-            "config: precision.osci_reset.start is %lld, but no linear of this run multiplies "
-            "quantised weights in fprop, which could swing; set precision.osci_reset.start=0, or "
-            "a recipe that quantises fprop.w",
-            (long long)start);
+        log_warn("precision.osci_reset.start is %lld, which does nothing in this run: no linear "
+                 "multiplies quantised weights in fprop, which could swing",
+                 (long long)start);
     if (start + window >= r->steps)
         die(EXIT_CONFIG,
             "config: precision.osci_reset.start is %lld and window %lld: the first reset would "
@@ -57,7 +54,7 @@ static void refuse_osci_reset(Run *r) {
 }
 
 /* Rows are divided before they are quantised, in whichever GEMM of down. */
-static void refuse_smooth_swiglu(Run *r) {
+static void check_smooth_swiglu(Run *r) {
     Model *m = &r->model;
     if (r->config.precision.smooth_swiglu == SMOOTH_NONE) return;
     for (int i = 0; i < m->num_branches; i++) {
@@ -69,14 +66,13 @@ static void refuse_smooth_swiglu(Run *r) {
                     if (operand_is_quantized(&plan->cell[g][s])) return;
         }
     }
-    die(EXIT_CONFIG,
-        "config: precision.smooth_swiglu is %s, but no operand of mlp.down is quantised in this "
-        "run, for which it smooths; set precision.smooth_swiglu=none, or a recipe that quantises",
-        smoothing_names[r->config.precision.smooth_swiglu]);
+    log_warn("precision.smooth_swiglu is %s, which changes nothing but roundings in this run: no "
+             "operand of mlp.down is quantised",
+             smoothing_names[r->config.precision.smooth_swiglu]);
 }
 
-void run_refuse_idle(Run *r) {
-    refuse_out_control(r);
-    refuse_osci_reset(r);
-    refuse_smooth_swiglu(r);
+void run_check_idle(Run *r) {
+    check_out_control(r);
+    check_osci_reset(r);
+    check_smooth_swiglu(r);
 }

@@ -165,32 +165,46 @@ CASE(a_longer_run_keeps_the_step_of_a_share) {
            "%s", ran.err);
 }
 
-CASE(keys_without_effect_are_refused) {
+CASE(keys_whose_time_never_comes_are_refused) {
     const char *dir = begin("idle", "");
     static const char *const refused[][2] = {
-        {NVFP4 "precision.out_control.fraction=0.1",
+        {"precision.out_control.fraction=0.1",
          "precision.out_control.to is 550, but the run has 4 steps: no step would come after the "
          "choice of features; legal: up to 3, or set precision.out_control.fraction=0"},
-        {"precision.recipe=bf16 precision.out_control.fraction=0.1 precision.out_control.from=1 "
-         "precision.out_control.to=2",
-         "precision.out_control.fraction is 0.1, but no linear of this run multiplies two"},
-        {NVFP4 "precision.osci_reset.start=100",
+        {"precision.osci_reset.start=100",
          "precision.osci_reset.start is 100 and window 50: the first reset would come in step 151, "
          "but the run has 4; legal: start + window below 4"},
-        {"precision.recipe=bf16 precision.osci_reset.start=1 precision.osci_reset.window=1",
-         "precision.osci_reset.start is 1, but no linear of this run multiplies quantised"},
-        {"model.act=swiglu precision.recipe=bf16 precision.smooth_swiglu=token",
-         "precision.smooth_swiglu is token, but no operand of mlp.down is quantised in this run"},
     };
     for (int i = 0; i < ARRAY_LEN(refused); i++) {
         for (int dry = 0; dry < 2; dry++) {
-            const char *line = text("base.json %s%s", refused[i][0], dry ? " --dry-run" : "");
+            const char *line =
+                text("base.json " NVFP4 "%s%s", refused[i][0], dry ? " --dry-run" : "");
             EXPECT_EQ_I64(run_in(dir, line), EXIT_CONFIG, "%s", line);
             EXPECT(strstr(ran.err, refused[i][1]), "got %s\nwant %s", ran.err, refused[i][1]);
         }
     }
-    runs_in(dir, "base.json model.act=swiglu " NVFP4
-                 "precision.smooth_swiglu=token log.dir=other --dry-run");
+}
+
+/* A run's BF16 reference keeps all other keys. */
+CASE(keys_that_a_reference_has_no_use_for_are_warned_of) {
+    const char *dir = begin("reference", "");
+    static const char *const kept[][2] = {
+        {"precision.out_control.fraction=0.1 precision.out_control.from=1 "
+         "precision.out_control.to=2",
+         "warning: precision.out_control.fraction is 0.1, which does nothing in this run"},
+        {"precision.osci_reset.start=1 precision.osci_reset.window=1",
+         "warning: precision.osci_reset.start is 1, which does nothing in this run"},
+        {"model.act=swiglu precision.smooth_swiglu=token",
+         "warning: precision.smooth_swiglu is token, which changes nothing but roundings"},
+    };
+    for (int i = 0; i < ARRAY_LEN(kept); i++) {
+        runs_in(dir,
+                text("base.json precision.recipe=bf16 log.dir=other --dry-run %s", kept[i][0]));
+        EXPECT(strstr(ran.err, kept[i][1]), "got %s\nwant %s", ran.err, kept[i][1]);
+        runs_in(dir, text("base.json " NVFP4 "log.dir=other --dry-run %s", kept[i][0]));
+        EXPECT(!strstr(ran.err, "does nothing") && !strstr(ran.err, "changes nothing"), "%s",
+               ran.err);
+    }
 }
 
 /* The backward pass in BF16 drops no gradients of clipped elements, and one entry can say so. */
