@@ -241,8 +241,12 @@ static int plan_run(Run *r) {
     if (c->train.steps > 0 || c->train.tokens > 0 || (r->train && c->train.epochs > 0))
         run_take_length(r);
     run_measure(r, 1);
-    run_settle_gemms(r, NULL);
-    run_print_plan(r);
+    if (run_plans_elsewhere(r)) {
+        run_print_plan_there(r);
+    } else {
+        run_settle_gemms(r, NULL);
+        run_print_plan(r);
+    }
     char *prediction = predict_text(&r->model, c, r->ranks, r->steps);
     log_line("%s", prediction);
     free(prediction);

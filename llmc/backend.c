@@ -235,7 +235,7 @@ static void warn_idle_keys(const Model *m, const Config *c, int has_nvfp4) {
         log_warn("precision.backend=native changes nothing: no operand of this run is quantised");
 }
 
-static void set_engine(Model *m, const Config *c, Device *d) {
+void backend_set_engine(Model *m, const Config *c, Device *d) {
     Engine *e = &m->engine;
     e->device = d;
     e->fp4 = model_has_codes(m, 0) ? backend_fp4(c, d) : FP4_EMULATED;
@@ -252,7 +252,7 @@ void backend_choose(Model *m, const Config *c, Device *d) {
     if (c->precision.backend == BACKEND_NATIVE && m->quantized && !has_nvfp4 && !has_fp8)
         refuse_native(c, d, "its products multiply decoded values on ", ", as on every device",
                       "precision.backend=emulate");
-    set_engine(m, c, d);
+    backend_set_engine(m, c, d);
     check_stochastic(m, c, d);
     int64_t tokens = (int64_t)c->batch.micro * c->batch.seq_len;
     for (int i = 0; i < num_planned(m); i++) {
@@ -268,5 +268,5 @@ void backend_choose_for_plan(Model *m, const Config *c, Device *d) {
     }
     Device named = backend_device(c->plan.device);
     backend_choose(m, c, &named);
-    set_engine(m, c, d);
+    backend_set_engine(m, c, d);
 }

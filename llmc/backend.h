@@ -45,6 +45,8 @@ void backend_choose(Model *m, const Config *c, Device *d);
 /* The same for the verb plan. A GPU that plan.device names is the one that the keys are judged by;
    `d`, whose engine is set, then does what it can of them. */
 void backend_choose_for_plan(Model *m, const Config *c, Device *d);
+/* The engine of a device that was judged before, or is to do what it can. */
+void backend_set_engine(Model *m, const Config *c, Device *d);
 /* Of a GPU that need not be there, as much as this module and gemm_slices ask of a device. */
 Device backend_device(DeviceModel model);
 /* What would multiply NVFP4 operands on this device, and whether FP8 codes would be: as near to the

@@ -5,11 +5,20 @@
 
 #include "checkpoint_parts.h"
 
+static char *faulty_lines;   // of the table so far, for its end
+
 /* One line of the table; frees the problem and counts it. */
 static int report(const char *name, const char *detail, char *problem) {
-    log_line("  %-40s %-24s %s%s", name, detail, problem ? "WRONG: " : "OK",
-             problem ? problem : "");
+    char *line = format_string("  %-40s %-24s %s%s", name, detail, problem ? "WRONG: " : "OK",
+                               problem ? problem : "");
+    log_line("%s", line);
     int faults = problem != NULL;
+    if (faults) {
+        char *longer = format_string("%s\n%s", faulty_lines ? faulty_lines : "", line);
+        free(faulty_lines);
+        faulty_lines = longer;
+    }
+    free(line);
     free(problem);
     return faults;
 }
@@ -132,7 +141,10 @@ int checkpoint_verify(const char *path) {
     int faults = verify_state(path, &state);
     if (state) faults += verify_files(path, state);
     if (state) state_close(state);
-    if (faults) log_line("%d faults", faults);
+    if (faults)
+        log_line("%d fault%s in %s:%s", faults, faults > 1 ? "s" : "", path, faulty_lines);
     else log_line("OK");
+    free(faulty_lines);
+    faulty_lines = NULL;
     return faults;
 }

@@ -395,7 +395,26 @@ static const char *nearest_key(const char *name) {
     return nearest;
 }
 
+/* The GEMM of "precision.GEMM.SOMETHING" where that is none of its operands, or -1. */
+static int gemm_of_other_operand(const char *name) {
+    GemmKind ignored;
+    const char *operand;
+    if (after_operand(name, &ignored, &operand)) return -1;
+    for (int g = 0; g < NUM_GEMMS; g++) {
+        char gemm[32];
+        snprintf(gemm, sizeof(gemm), "precision.%s", gemm_names[g]);
+        if (begins_with_group(name, gemm)) return g;
+    }
+    return -1;
+}
+
 const char *config_suggestion(const char *name, char *buffer, int size) {
+    int gemm = gemm_of_other_operand(name);
+    if (gemm >= 0) {
+        snprintf(buffer, (size_t)size, "; the operands of %s are %s and %s", gemm_names[gemm],
+                 operand_names[gemm][SIDE_A], operand_names[gemm][SIDE_B]);
+        return buffer;
+    }
     const ConfigKey *key = key_called_elsewhere(name);
     const char *nearest = nearest_key(name);
     if (key) {

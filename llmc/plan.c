@@ -172,7 +172,7 @@ char *plan_precision_text(Model *m, int brief, const GemmRate *rates) {
         text_add(&t.text, "all %d GEMMs of the linears\n", all);
         return t.text.text;
     }
-    if (brief) text_add(&t.text, "on the device at hand; formats as in `help precision`\n");
+    if (brief) text_add(&t.text, "formats as in `help precision`\n");
     block_lines(&t, m, brief);
     text_add(&t.text, "%-*s %s\n", NAME_WIDTH, "embedding, norms, attention", dtype);
     text_add(&t.text, "%-*s %s\n", NAME_WIDTH, "head", dtype);
@@ -221,6 +221,19 @@ size_t plan_memory_bytes(const Model *m) {
     for (int i = 0; i < NUM_ARENAS; i++)
         bytes += max_i64((int64_t)m->arenas[i].size, (int64_t)m->arenas[i].used);
     return bytes;
+}
+
+char *plan_memory_there_text(const Model *m) {
+    Text t = {NULL, 0, 0};
+    double all = 0;
+    for (int i = 0; i < NUM_ARENAS; i++) {
+        if (i == ARENA_WORKSPACE) continue;
+        double bytes = (double)max_i64((int64_t)m->arenas[i].size, (int64_t)m->arenas[i].used);
+        all += bytes;
+        text_add(&t, "%-20s %10.3f GB\n", m->arenas[i].name, bytes * 1e-9);
+    }
+    text_add(&t, "%-20s %10.3f GB\n", "all but op workspace", all * 1e-9);
+    return t.text;
 }
 
 char *plan_memory_text(const Model *m) {

@@ -54,11 +54,37 @@ int predict_fits(DeviceModel device, double bytes) {
     return bytes <= 0.95 * device_facts[device].memory;
 }
 
+static void set_recompute(Model *m, const Config *c, RecomputeLevel level) {
+    for (int i = 0; i < m->num_branches; i++) m->blocks[i].recompute = level;
+    model_measure(m, c, m->engine.device, m->engine.ops, m->engine.training);
+}
+
+/* The level of memory.recompute that costs least of those that fit, or that none does. */
+static void print_remedy(const Page *page) {
+    double bytes = 0;
+    RecomputeLevel now = page->c->memory.recompute;
+    int level = (int)now + 1;
+    for (; level < NUM_RECOMPUTES; level++) {
+        set_recompute(page->m, page->c, (RecomputeLevel)level);
+        bytes = predict_memory(page->m);
+        if (predict_fits(page->device, bytes)) break;
+    }
+    set_recompute(page->m, page->c, now);
+    if (level < NUM_RECOMPUTES)
+        fprintf(page->out, "; memory.recompute=%s does, with %s GB", recompute_names[level],
+                predict_figure(bytes * 1e-9).text);
+    else
+        fprintf(page->out, "%s; lower batch.micro",
+                (int)now + 1 < NUM_RECOMPUTES ? ", with no memory.recompute" : "");
+}
+
 static void print_memory(const Page *page) {
     double bytes = predict_memory(page->m), memory = page->facts->memory;
-    fprintf(page->out, "  memory without op workspace %s of %.0f GB%s\n",
-            predict_figure(bytes * 1e-9).text, memory * 1e-9,
-            predict_fits(page->device, bytes) ? "" : ": does not fit");
+    int fits = predict_fits(page->device, bytes);
+    fprintf(page->out, "  memory without op workspace %s of %.0f GB%s",
+            predict_figure(bytes * 1e-9).text, memory * 1e-9, fits ? "" : ": does not fit");
+    if (!fits) print_remedy(page);
+    fprintf(page->out, "\n");
 }
 
 /* Of plan.tokens or of the whole run; 0 where neither is known. */
@@ -72,8 +98,11 @@ static double run_tokens(const Page *page, double step_tokens, int64_t steps) {
 
 static void print_length(const Page *page, const Prediction *p, double tokens) {
     if (tokens == 0) return;
-    double hours = tokens / p->tokens * p->step.seconds / 3600;
-    fprintf(page->out, "  %.4g tokens: %s hours on one\n", tokens, predict_figure(hours).text);
+    double seconds = tokens / p->tokens * p->step.seconds;
+    const char *unit = seconds < 60 ? "seconds" : seconds < 3600 ? "minutes" : "hours";
+    double of_unit = seconds < 60 ? 1 : seconds < 3600 ? 60 : 3600;
+    fprintf(page->out, "  %.4g tokens: %s %s on one\n", tokens,
+            predict_figure(seconds / of_unit).text, unit);
 }
 
 /* --- the program's own kernel, whose rate is not known --- */

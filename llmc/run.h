@@ -93,6 +93,9 @@ void run_rehearse_fit(Run *r);
 /* Algorithms and rates of the GEMMs; those of `checkpoint`, where there is one, go on. */
 void run_settle_gemms(Run *r, const char *checkpoint);
 void run_print_plan(Run *r);
+/* Whether the plan is of another device than that at hand; then it is printed of that one alone. */
+int run_plans_elsewhere(const Run *r);
+void run_print_plan_there(Run *r);
 void run_close(Run *r);
 
 #ifdef __cplusplus

@@ -2,8 +2,10 @@
    model fit, by which algorithms; and the messages that say it. Declared in run.h. */
 #include <stdlib.h>
 
+#include "backend.h"
 #include "checkpoint.h"
 #include "common.h"
+#include "device_facts.h"
 #include "gemm_cache.h"
 #include "plan.h"
 #include "run.h"
@@ -91,24 +93,17 @@ void run_settle_gemms(Run *r, const char *checkpoint) {
     free(algorithms);
 }
 
-void run_print_plan(Run *r) {
+/* What belongs to no device. */
+static void print_run(Run *r) {
     const Config *c = &r->config;
-    char *precision = plan_precision_text(&r->model, 1, r->rates);
-    char *memory = plan_memory_text(&r->model);
-    char validation[128] = "no data.val: no validation";
+    char validation[128] = "no data.val: no validation", ranks[640];
     if (r->val) eval_describe(&r->evaluation, c, validation, sizeof(validation));
-    log_line("%s", version_build());
-    log_line("device      %s, %d %s; GEMM %s, attention %s%s; ranks %d (%s)", r->device->name,
-             r->device->num_threads, r->device->kind == DEVICE_CPU ? "threads" : "multiprocessors",
-             r->device->kind == DEVICE_CPU ? sgemm_name : "cuBLASLt", r->ops->attention_name(),
-             c->memory.deterministic ? "" : " in any order", r->comm->size, r->comm->name);
     log_line("model       %lld parameters, %lld in the blocks' matrices",
              (long long)param_table_true_count(&r->model.params),
              (long long)model_matrix_weights(&r->model));
     log_line("step        %lld tokens = %d sequences of %d x %d micro-steps x %d ranks; %.3g FLOPs",
              (long long)r->step_tokens, c->batch.micro, c->batch.seq_len, r->accumulation, r->ranks,
              model_flops_per_token(&r->model, c->batch.seq_len) * (double)r->step_tokens);
-    char ranks[640];
     if (*parallel_describe(&r->model, c, r->accumulation, ranks, sizeof(ranks)))
         log_line("parallel    %s", ranks);
     if (r->steps > 0) {
@@ -116,9 +111,46 @@ void run_print_plan(Run *r) {
                  (double)r->steps * (double)r->step_tokens);
     }
     log_line("validation  %s", validation);
-    char *phases = run_phases_text(r);
+}
+
+/* Of the engine's device; frees `memory`. */
+static void print_precision(Run *r, const GemmRate *rates, char *memory) {
+    char *precision = plan_precision_text(&r->model, 1, rates), *phases = run_phases_text(r);
     log_line("precision   %s: %s%s%s", r->precision_tag, precision, phases, memory);
     free(phases);
     free(precision);
     free(memory);
+}
+
+void run_print_plan(Run *r) {
+    const Config *c = &r->config;
+    log_line("%s", version_build());
+    log_line("device      %s, %d %s; GEMM %s, attention %s%s; ranks %d (%s)", r->device->name,
+             r->device->num_threads, r->device->kind == DEVICE_CPU ? "threads" : "multiprocessors",
+             r->device->kind == DEVICE_CPU ? sgemm_name : "cuBLASLt", r->ops->attention_name(),
+             c->memory.deterministic ? "" : " in any order", r->comm->size, r->comm->name);
+    print_run(r);
+    print_precision(r, r->rates, plan_memory_text(&r->model));
+}
+
+int run_plans_elsewhere(const Run *r) {
+    DeviceModel named = r->config.plan.device;
+    return named != DEVICE_MODEL_AUTO && named != device_model_find(r->device->name);
+}
+
+void run_print_plan_there(Run *r) {
+    Device there = backend_device(r->config.plan.device);
+    const Engine at_hand = r->model.engine;
+    backend_set_engine(&r->model, &r->config, &there);
+    model_measure(&r->model, &r->config, &there, r->ops, 1);
+    plan_precision_tag(&r->model, &r->config, r->precision_tag, sizeof(r->precision_tag));
+    log_line("%s", version_build());
+    log_line("device      %s, which is not at hand (plan.device): %d multiprocessors, %.0f GB",
+             there.name, there.num_threads, device_facts[r->config.plan.device].memory * 1e-9);
+    print_run(r);
+    print_precision(r, NULL, plan_memory_there_text(&r->model));
+    r->model.engine.fp4 = at_hand.fp4;
+    r->model.engine.fp8 = at_hand.fp8;
+    r->model.engine.hardware_rounding = at_hand.hardware_rounding;
+    model_measure(&r->model, &r->config, r->device, r->ops, 1);
 }

@@ -450,7 +450,7 @@ CASE(text_of_a_prediction) {
         "; on one H200 nvfp4 emulated\n",
         "bf16 faster",
         "linears emulated",
-        "of 141 GB: does not fit\n",
+        "of 141 GB: does not fit, with no memory.recompute; lower batch.micro\n",
         NULL};
     static const char *const nothing[] = {"predicted   nothing: nothing is known of the device",
                                           NULL};

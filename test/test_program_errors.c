@@ -396,6 +396,8 @@ CASE(damaged_checkpoints) {
         Row row = {line, EXIT_DATA, {file, what, "ckpt.resume=never starts over"}};
         expect_refused(&row, &l);
         run_as(&l, with_data(text("ckpt verify @/damaged/%d/ckpt", i)));
+        const char *end = strstr(ran.out, " fault"), *again = end ? strstr(end, "\n  ") : NULL;
+        EXPECT(again && strstr(again, "WRONG: ") && !strstr(end, " OK"), "%s", ran.out);
         EXPECT_EQ_I64(ran.exit_code, EXIT_DATA, "%s of %s", damages[i % 3], file);
         EXPECT(strstr(ran.out, file) && strstr(ran.out, text("WRONG: ")) && strstr(ran.out, what),
                "%s of %s: %s", damages[i % 3], file, ran.out);

@@ -68,4 +68,25 @@ CASE(dry_run_of_ranks_that_are_not_there) {
     EXPECT(strstr(ran.err, "48 ranks = 393216; nearest: 3932160 or 4325376"), "%s", ran.err);
 }
 
+/* A plan of another device has nothing of the one at hand: not its products, not its units. */
+CASE(a_named_device_is_the_only_one) {
+    const char *dir = make_dir("named");
+    put_base_run(dir);
+    runs_in(dir,
+            "plan base.json precision.recipe=nvfp4 precision.keep_bf16.last=0 plan.device=B200 "
+            "device=cpu");
+    EXPECT(strstr(ran.out, "\ndevice      B200, which is not at hand (plan.device): 148 multi"),
+           "%s", ran.out);
+    EXPECT(strstr(ran.out, "\nprecision   nvfp4(native): "), "%s", ran.out);
+    EXPECT(!strstr(ran.out, "MiB") && !strstr(ran.out, "OpenBLAS,") && !strstr(ran.out, "emulated"),
+           "%s", ran.out);
+    EXPECT(strstr(ran.out, "all but op workspace") && strstr(ran.out, " seconds on one\n"), "%s",
+           ran.out);
+    runs_in(dir, "plan model.preset=nemotron-1.2b precision.recipe=nvfp4 plan.device=B200 "
+                 "batch.micro=24 batch.seq_len=8192 device=cpu");
+    EXPECT(
+        strstr(ran.out, "206 of 180 GB: does not fit; memory.recompute=block does, with 77.6 GB\n"),
+        "%s", ran.out);
+}
+
 TEST_MAIN_END
