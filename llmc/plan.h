@@ -22,8 +22,8 @@ char *plan_precision_text(Model *m, int brief, const GemmRate *rates);
 char *plan_phase_text(Model *m, int phase);
 /* Arena sizes in MiB, after model_measure or model_place. Caller frees. */
 char *plan_memory_text(const Model *m);
-/* The same of a device that is not there, in GB as its memory is told; the op workspace would be its
-   own to say. */
+/* The same of a device that is not there, in GB as its memory is told; the op workspace would be
+   its own to say. */
 char *plan_memory_there_text(const Model *m);
 /* Bytes of all arenas. */
 size_t plan_memory_bytes(const Model *m);
