@@ -235,7 +235,8 @@ const ConfigKey config_keys[] = {
     {KEY(FLOAT, guard.skip_grad_z), "0", 0, 1e6,
      "the same for the gradient's norm", "llm.c -sg"},
     {KEY(ENUM, guard.nan), "stop", 0, 0,
-     "a step whose loss or norm is not finite ends the run, or is skipped",
+     "a step whose loss or norm, or the clipped norm's square, is not finite ends the run, or is "
+     "skipped",
      NULL, CHOICES(nan_names)},
     {KEY(INT, guard.max_skips), "10", 1, 1 << 20,
      "so many skipped steps in a row, whatever for, end the run with exit code 6", NULL},

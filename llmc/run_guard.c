@@ -190,6 +190,9 @@ static const char *gradient_name(const Run *r, const Origin *o) {
 
 /* Caller frees. */
 static char *describe(const Run *r, const Origin *o) {
+    if (o->micro < 0 && isfinite(r->state.loss) && isfinite(r->state.grad_norm))
+        return xstrdup("The gradient is finite, but so large that the squares which the optimizer "
+                       "averages may not be");
     if (o->micro < 0)
         return xstrdup("Computed again, each micro-batch by itself is finite: their sum is too "
                        "large, or the hardware erred");
@@ -277,17 +280,20 @@ static int has_room_for_replay(const Run *r, const char *path) {
     return room > 0;
 }
 
-/* What is known of the step, in words (caller frees). */
+/* What is known of the step, in sentences (caller frees). */
 static char *explain_nonfinite(Run *r) {
     char *path = format_string("%s/replay_step_%08lld.json", r->config.log.dir, (long long)r->step);
-    char *text = xstrdup("");
+    char *text;
     if (has_room_for_replay(r, path)) {
         Origin origin = find_origin(r);
         if (r->host->rank == 0) write_replay(r, &origin, path);
         char *where = describe(r, &origin);
-        free(text);
-        text = format_string("%s. scripts/replay.py %s computes the step again. ", where, path);
+        text = format_string("%s. scripts/replay.py %s computes the step again.", where, path);
         free(where);
+    } else {
+        text = format_string("Where it began was not looked for: log.dir has %d replay files, and "
+                             "no more are kept.",
+                             MAX_REPLAYS);
     }
     free(path);
     return text;
@@ -295,14 +301,24 @@ static char *explain_nonfinite(Run *r) {
 
 /* --- the decision --- */
 
+/* With guard.nan=skip only after guard.max_skips skipped steps in a row. */
 static void die_nonfinite(const Run *r, const char *explained) NORETURN;
 static void die_nonfinite(const Run *r, const char *explained) {
-    die(EXIT_DIVERGED,
-        "step %lld: loss %g, gradient norm %g. %sThe update was not applied. Lower optim.lr or "
-        "raise sched.warmup_steps; guard.nan=skip goes on for up to guard.max_skips - 1 = %d "
-        "skipped steps in a row",
-        (long long)r->step + 1, r->state.loss, r->state.grad_norm, explained,
-        r->config.guard.max_skips - 1);
+    int max_skips = r->config.guard.max_skips;
+    char *advice =
+        r->config.guard.nan == NAN_STOP
+            ? format_string(
+                  "Lower optim.lr or raise sched.warmup_steps; guard.nan=skip goes on for "
+                  "up to guard.max_skips - 1 = %d skipped steps in a row",
+                  max_skips - 1)
+            : format_string(
+                  "It is number %d of the skipped steps in a row, and guard.max_skips is "
+                  "%d: the run does not recover by itself. Go on from an older checkpoint "
+                  "(ckpt.resume=PATH) with a lower optim.lr, or begin again with more "
+                  "sched.warmup_steps",
+                  (int)r->guard.skips + 1, max_skips);
+    die(EXIT_DIVERGED, "step %lld: loss %g, gradient norm %g. %s The update was not applied. %s",
+        (long long)r->step + 1, r->state.loss, r->state.grad_norm, explained, advice);
 }
 
 void run_guard_step(Run *r) {

@@ -13,7 +13,8 @@ said and kept as a replay file, log.dir/replay_step_00000123.json:
                                   gradient that is not, in backward's order; null: none
   sequences                       of that micro-batch: rows of token ids, batch.seq_len + 1 each
   checkpoint, config              to go on from, or null; config.resolved.json
-At most 8 files a log.dir. scripts/replay.py computes the step again from one of them.
+At most 8 files a log.dir; of further steps no origin is looked for. scripts/replay.py computes the
+step again from one of them.
   tests     test_program_guard.c
 */
 #ifndef LLMC_RUN_GUARD_H

@@ -567,6 +567,7 @@ static const Decision decisions[] = {
     {"asked to stop", 3, 1, 1, 1, 1, 0, 1},
     {"loss NaN", NAN, 1, 1, 0, 1, 1, 1},
     {"norm infinite", 3, INFINITY, 1, 0, 1, 1, 0},
+    {"norm squared infinite", 3, 0x1p64f, 0, 0, 1, 1, 1},
 };
 
 static void run_step_decide(Selftest *t) {

@@ -40,6 +40,7 @@ while [ $# -gt 0 ]; do
     case $1 in
     --tries | --wait | --most | --also)
         [[ ${2:-} =~ ^[0-9]+$ ]] || refuse "$1 needs a number, not '${2:-}'"
+        [ "$1" != --tries ] || [ "$2" -gt 0 ] || refuse "--tries needs at least 1"
         case $1 in
         --tries) tries=$2 ;;
         --wait) wait_s=$2 ;;

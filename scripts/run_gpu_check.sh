@@ -13,6 +13,13 @@ set -uo pipefail
 data=$1 out=$2
 shift 2
 stages=("$@")
+for stage in "${stages[@]}"; do
+    grep -q "^stage_$stage()" "$0" || { echo "run_gpu_check: there is no stage '$stage'" >&2; exit 2; }
+done
+compgen -G "$data/train_*.bin" > /dev/null || {
+    echo "run_gpu_check: '$data' has no train_*.bin; data/prepare_text.py writes them" >&2
+    exit 2
+}
 [ $# -gt 0 ] || stages=(build test selftest mma memcheck racecheck short parity train repeat
     resume recompute memory telemetry)
 mkdir -p "$out"

@@ -4,6 +4,11 @@
 # with 2 and 3 ranks that know no more than their number and, where there is mpirun, with 1, 2, 3 and
 # 4 ranks of MPI; .py files run in .venv. The last line is "N passed, N failed" over all.
 set -uo pipefail
+for program in "$@"; do
+    [[ $program != -* ]] && continue
+    echo "run_tests: unknown option '$program'; usage: scripts/run_tests.sh PROGRAM..." >&2
+    exit 2
+done
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
 

@@ -18,7 +18,10 @@ for argument in "$@"; do
     case "$argument" in
         --tests) with_tests=1 ;;
         --fuzz) with_fuzz=1 ;;
-        *) stop "unknown argument '$argument'; usage: scripts/setup.sh [--tests] [--fuzz]" ;;
+        *)
+            say "unknown argument '$argument'; usage: scripts/setup.sh [--tests] [--fuzz]" >&2
+            exit 2
+            ;;
     esac
 done
 

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Sets up what is missing, builds the program and runs every test that this machine can run; those
 # that need a GPU run where there is one. Asks nothing. The last line is "N passed, N failed".
+# usage: scripts/test.sh
 set -uo pipefail
+[ $# -eq 0 ] || { echo "test: unknown argument '$1'; usage: scripts/test.sh" >&2; exit 2; }
 cd "$(dirname "$0")/.." || exit 1
 # shellcheck source=scripts/lib.sh
 . scripts/lib.sh

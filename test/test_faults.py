@@ -324,7 +324,7 @@ def case_keep_running_exit_codes(folder):
         assert ends(code)[:2] == (code, 3), f"{code}: {ends(code)}"
     assert ends(6, "--also", "3", "--also", "6")[:2] == (6, 3)
     assert "3 starts in a row without progress are enough" in ends(7)[2]
-    for words in ([], ["--tries", "x", "true"], ["--foo", "true"]):
+    for words in ([], ["--tries", "x", "true"], ["--tries", "0", "true"], ["--foo", "true"]):
         assert subprocess.run([KEEP_RUNNING, *words], capture_output=True).returncode == 2
 
 

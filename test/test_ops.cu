@@ -609,10 +609,11 @@ CASE(step_decide) {
         const char *about;
         float loss, grad_norm, grad_clip;
     } cases[] = {
-        {"clipped", 3.0f, 2.0f, 1.0f},         {"below the clip", 3.0f, 0.5f, 1.0f},
-        {"no clipping", 3.0f, 50.0f, 0.0f},    {"no gradient", 3.0f, 0.0f, 1.0f},
-        {"loss too large", 11.0f, 1.0f, 1.0f}, {"norm too large", 3.0f, 101.0f, 1.0f},
-        {"loss NaN", NAN, 1.0f, 1.0f},         {"norm infinite", 3.0f, INFINITY, 1.0f},
+        {"clipped", 3.0f, 2.0f, 1.0f},          {"below the clip", 3.0f, 0.5f, 1.0f},
+        {"no clipping", 3.0f, 50.0f, 0.0f},     {"no gradient", 3.0f, 0.0f, 1.0f},
+        {"loss too large", 11.0f, 1.0f, 1.0f},  {"norm too large", 3.0f, 101.0f, 1.0f},
+        {"loss NaN", NAN, 1.0f, 1.0f},          {"norm infinite", 3.0f, INFINITY, 1.0f},
+        {"square infinite", 3.0f, 2e19f, 0.0f},
     };
     for (int i = 0; i < ARRAY_LEN(cases); i++) {
         StepState state = step_state(cases[i].loss, cases[i].grad_norm, cases[i].grad_clip);

@@ -424,6 +424,10 @@ CASE(step_decide_clips_and_skips) {
         {1.0f, NAN, INFINITY, 1.0f, INFINITY, 1.0f, 1, 1},
         {1.0f, 2.0f, INFINITY, NAN, INFINITY, 1.0f, 1, 1},
         {1.0f, INFINITY, INFINITY, 0.0f, INFINITY, 1.0f, 1, 1},
+        {0.0f, 2.0f, INFINITY, 0x1.fffffep63f, INFINITY, 1.0f, 0, 0},
+        {0.0f, 2.0f, INFINITY, 0x1p64f, INFINITY, 1.0f, 1, 1},
+        {1.0f, 2.0f, INFINITY, 0x1p64f, INFINITY, 0x1p-64f, 0, 0},
+        {0x1p65f, 2.0f, INFINITY, 0x1p66f, INFINITY, 0.5f, 1, 1},
     };
     for (int i = 0; i < ARRAY_LEN(rows); i++) {
         StepState s = {.grad_clip = rows[i].clip,

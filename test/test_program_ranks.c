@@ -230,7 +230,7 @@ CASE(errors_end_all_ranks) {
         {"data.train=none.bin", EXIT_DATA, 2, "of 2: data.train: no file matches 'none.bin'"},
         {"log.dir=base.json/run", EXIT_DATA, 2, "error: rank 0 of 2: cannot create log.dir"},
         {"model.vocab=20 log.dir=odd", EXIT_DATA, 2, "model.vocab is 20"},
-        {"optim.lr=100 sched.type=constant optim.grad_clip=0 train.steps=60", EXIT_DIVERGED, 2,
+        {"optim.lr=100 sched.type=constant optim.grad_clip=1 train.steps=60", EXIT_DIVERGED, 2,
          "of 2: step "},
     };
     for (int i = 0; i < ARRAY_LEN(rows); i++) {

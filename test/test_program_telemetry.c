@@ -130,7 +130,7 @@ CASE(what_is_no_number_is_said_so) {
     dir = make_dir("diverging");
     put_base_run(dir);
     EXPECT_EQ_I64(run_in(dir, "base.json " NVFP4 "optim.lr=100 sched.type=constant guard.nan=skip "
-                              "optim.grad_clip=0 train.steps=60 log.telemetry_every=1 "
+                              "optim.grad_clip=1 train.steps=60 log.telemetry_every=1 "
                               "log.gradient_noise=true"),
                   EXIT_DIVERGED, "%s", ran.err);
     expect_no_ratio(dir, " | gradient SNR n/a | ");

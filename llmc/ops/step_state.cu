@@ -7,10 +7,11 @@
 /* One thread; a few bytes. */
 __global__ static void step_decide_kernel(StepState *state) {
     float clip = state->grad_clip, norm = state->grad_norm;
-    state->nonfinite = !isfinite(state->loss) || !isfinite(norm);
+    float scale = clip > 0.0f && norm > clip ? clip / norm : 1.0f, applied = norm * scale;
+    state->nonfinite = !isfinite(state->loss) || !isfinite(norm) || !isfinite(applied * applied);
     state->skip = state->nonfinite || state->loss > state->loss_limit ||
                   norm > state->grad_norm_limit || state->stop_votes > 0.0f;
-    state->grad_scale = clip > 0.0f && norm > clip ? clip / norm : 1.0f;
+    state->grad_scale = scale;
 }
 
 void step_decide_cuda(Device *d, StepState *state) {

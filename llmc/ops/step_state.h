@@ -4,9 +4,11 @@ kernels read it through a pointer, so the same recorded launches serve every ste
 the first group before each micro-step; step_decide fills the second group once per optimizer step,
 and the host reads it back after the update.
 
-step_decide(state): skip = loss or grad_norm not finite, or above its limit, or a rank votes to stop
-(its gradient is not whole then); grad_scale = min(1, grad_clip / grad_norm), or 1 when grad_clip
-is 0.
+step_decide(state): grad_scale = min(1, grad_clip / grad_norm), or 1 when grad_clip is 0.
+nonfinite = loss, grad_norm or the square, in f32, of grad_norm * grad_scale is not finite: above
+1.8e19, the root of FLT_MAX, AdamW's average of squares could become infinite, and stay so.
+skip = nonfinite, or loss or grad_norm above its limit, or a rank votes to stop (its gradient is not
+whole then).
   tests     test_ops.c step_decide
 */
 #ifndef LLMC_OPS_STEP_STATE_H
@@ -33,7 +35,7 @@ typedef struct {
     float grad_norm;             // of the whole gradient, before clipping
     float grad_scale;            // factor that clips
     int32_t skip;                // 1: the update is not applied
-    int32_t nonfinite;           // 1: loss or norm was not finite
+    int32_t nonfinite;           // 1: loss, norm or the scaled norm's square was not finite
 } StepState;
 
 void step_decide_cpu(Device *d, StepState *state);
