@@ -215,7 +215,7 @@ CASE(another_config_on_one_rank_is_named) {
 
 /* A config, and a device as its type is: a pipe. */
 CASE(a_file_of_the_user_is_not_replaced) {
-    const char *dir = new_dir("foreign"), *pipe = text("%s/pipe", dir);
+    const char *dir = new_dir("users_file"), *pipe = text("%s/pipe", dir);
     static const char says[] = "is there and is no rendezvous file";
     or_exit(mkfifo(pipe, 0600) == 0, pipe);
     copy_file(text("%s/kept.json", dir), text("%s/base.json", dir));
