@@ -105,7 +105,7 @@ void run_take_buffers(Run *r) {
     r->staging = xmalloc(RUN_STAGING_BYTES);
 }
 
-void run_close(Run *r) {
+void run_release(Run *r) {
     if (r->val) eval_close(&r->evaluation);
     if (r->val) dataloader_close(r->val);
     if (r->train) dataloader_close(r->train);
@@ -121,6 +121,10 @@ void run_close(Run *r) {
     free(r->rates);
     if (r->comm != r->host) r->comm->close(r->comm);
     r->device->close(r->device);
-    r->host->close(r->host);
     config_free(&r->config);
+}
+
+void run_close(Run *r) {
+    run_release(r);
+    r->host->close(r->host);
 }

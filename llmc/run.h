@@ -96,6 +96,8 @@ void run_print_plan(Run *r);
 /* Whether the plan is of another device than that at hand; then it is printed of that one alone. */
 int run_plans_elsewhere(const Run *r);
 void run_print_plan_there(Run *r);
+/* All but the host communicator, which several runs may use in turn. */
+void run_release(Run *r);
 void run_close(Run *r);
 
 #ifdef __cplusplus

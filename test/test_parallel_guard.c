@@ -80,15 +80,6 @@ static void open_test_run(Run *r, const char *more) {
     r->device->upload(r->device, r->model.engine.state, &r->state, sizeof(r->state));
 }
 
-/* The communicator stays: it is the test's. */
-static void close_test_run(Run *r) {
-    model_free(&r->model);
-    r->device->close(r->device);
-    free(r->inputs);
-    free(r->targets);
-    free(r->staging);
-}
-
 /* The replay file as JSON; caller deletes. */
 static cJSON *read_replay(const char *name) {
     char path[600];
@@ -163,7 +154,7 @@ static void find(const Case *c) {
         cJSON_Delete(json);
     }
     host->barrier(host);
-    close_test_run(r);
+    run_release(r);
 }
 
 /* A token's vector that one sequence alone has. */
@@ -234,7 +225,7 @@ CASE(at_most_eight_files) {
         EXPECT(file_exists(path) == (step < 8), "%s", path);
     }
     host->barrier(host);
-    close_test_run(r);
+    run_release(r);
 }
 
 int main(int argc, char **argv) {
