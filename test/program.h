@@ -354,6 +354,12 @@ static inline double number_of(const cJSON *json, const char *key) {
     return cJSON_IsNumber(item) ? item->valuedouble : NAN;
 }
 
+/* -1 for none: events have no tokens. */
+static inline int64_t count_of(const cJSON *json, const char *key) {
+    double number = number_of(json, key);
+    return isnan(number) ? -1 : (int64_t)number;
+}
+
 static inline int is_true(const cJSON *json, const char *key) {
     return cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(json, key));
 }
@@ -364,10 +370,10 @@ static inline void read_record_line(const char *line) {
     int is_validation = cJSON_HasObjectItem(json, "val_loss");
     RecordLine r;
     r.is_validation = is_validation;
-    r.step = (int64_t)number_of(json, "step");
+    r.step = count_of(json, "step");
     r.skipped = is_true(json, "skipped");
     r.nonfinite = is_true(json, "nonfinite");
-    r.tokens = (int64_t)number_of(json, "tokens");
+    r.tokens = count_of(json, "tokens");
     r.loss = number_of(json, is_validation ? "val_loss" : "train_loss");
     r.grad_norm = number_of(json, "grad_norm");
     r.lr = number_of(json, "lr");
