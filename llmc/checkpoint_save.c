@@ -329,11 +329,7 @@ static void share_sums(CheckpointSave *s) {
     int size = ranks_of(s->comm), rank = rank_of(s->comm);
     s->sums = (FileSum(*)[NUM_SETS])xmalloc((size_t)size * sizeof(*s->sums));
     for (int i = 0; i < NUM_SETS; i++) s->sums[rank][i] = s->files[i].sum;
-    if (size == 1) return;
-    int64_t *cuts = (int64_t *)xmalloc(((size_t)size + 1) * sizeof(int64_t));
-    for (int r = 0; r <= size; r++) cuts[r] = (int64_t)sizeof(*s->sums) * r;
-    s->comm->all_gather(s->comm, s->sums, DT_U8, cuts);
-    free(cuts);
+    if (size > 1) comm_gather_blocks(s->comm, s->sums, sizeof(*s->sums));
 }
 
 /* Nobody writes any more. If even the removal fails, the next save or start tries again. */

@@ -67,6 +67,9 @@ typedef struct {
 Comm *comm_host_open(const CommOptions *options);
 /* Rank 0's text on every rank; caller frees. `text` counts on rank 0 only. */
 char *comm_share_text(Comm *host, const char *text);
+/* Blocks of equal size, one of each rank: rank r's lies at data + r * bytes, and afterwards does so
+   on every rank. */
+void comm_gather_blocks(Comm *host, void *data, size_t bytes);
 /* The same ranks for device memory: the host communicator itself on a CPU, NCCL on a GPU (never
    started for one rank). Dies with EXIT_DEVICE naming the rank. */
 Comm *comm_device_open(Comm *host, Device *device);

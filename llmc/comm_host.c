@@ -197,6 +197,13 @@ char *comm_share_text(Comm *host, const char *text) {
     return shared;
 }
 
+void comm_gather_blocks(Comm *host, void *data, size_t bytes) {
+    int64_t *cuts = (int64_t *)xmalloc(((size_t)host->size + 1) * sizeof(int64_t));
+    for (int r = 0; r <= host->size; r++) cuts[r] = (int64_t)bytes * r;
+    host->all_gather(host, data, DT_U8, cuts);
+    free(cuts);
+}
+
 Comm *comm_host_open(const CommOptions *options) {
     static const CommOptions defaults = {RENDEZVOUS_AUTO, "", ".", "", COMM_TIMEOUT_S};
     if (!options) options = &defaults;

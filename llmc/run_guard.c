@@ -145,17 +145,12 @@ static Origin find_own(Run *r) {
 static Origin first_of_ranks(Run *r, Origin own) {
     int size = r->host->size;
     Origin first = {-1, -1, -1, -1};
-    float *all = (float *)xmalloc((size_t)size * 3 * sizeof(float));
-    for (int i = 0; i < 3 * size; i++) all[i] = -1.0f;
-    all[3 * own.rank] = (float)own.micro;
-    all[3 * own.rank + 1] = (float)own.branch;
-    all[3 * own.rank + 2] = (float)own.gradient;
-    if (size > 1) r->host->all_reduce(r->host, all, (int64_t)3 * size, COMM_MAX);
+    Origin *all = (Origin *)xmalloc((size_t)size * sizeof(Origin));
+    all[own.rank] = own;
+    if (size > 1) comm_gather_blocks(r->host, all, sizeof(Origin));
     for (int rank = 0; rank < size; rank++) {
-        int micro = (int)all[3 * rank];
-        if (micro < 0 || (first.micro >= 0 && micro >= first.micro)) continue;
-        Origin found = {rank, micro, (int)all[3 * rank + 1], (int)all[3 * rank + 2]};
-        first = found;
+        int micro = all[rank].micro;
+        if (micro >= 0 && (first.micro < 0 || micro < first.micro)) first = all[rank];
     }
     free(all);
     return first;

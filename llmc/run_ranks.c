@@ -82,12 +82,9 @@ int run_gpu_of_rank(const Run *r, int num_gpus) {
 void run_check_gpus(const Run *r, const char *gpu) {
     Comm *host = r->host;
     if (host->size == 1) return;
-    size_t size = (size_t)host->size;
-    int64_t *cuts = (int64_t *)xmalloc((size + 1) * sizeof(int64_t));
-    char(*names)[GPU_NAME] = (char(*)[GPU_NAME])xmalloc(size * GPU_NAME);
-    for (int i = 0; i <= host->size; i++) cuts[i] = (int64_t)i * GPU_NAME;
+    char(*names)[GPU_NAME] = (char(*)[GPU_NAME])xmalloc((size_t)host->size * GPU_NAME);
     snprintf(names[host->rank], GPU_NAME, "%s", gpu);
-    host->all_gather(host, names, DT_U8, cuts);
+    comm_gather_blocks(host, names, GPU_NAME);
     for (int i = 0; i < host->rank; i++) {
         if (strcmp(names[i], names[host->rank]) != 0) continue;
         die(EXIT_DEVICE,
@@ -96,5 +93,4 @@ void run_check_gpus(const Run *r, const char *gpu) {
             i, host->rank, gpu);
     }
     free(names);
-    free(cuts);
 }
