@@ -41,28 +41,10 @@ char *checkpoint_index_name(SetId set) {
 
 // --- who has what ---
 
-static const Param *param_at(const ParamTable *params, int64_t offset) {
-    const Param *found = NULL;
-    for (int i = 0; i < params->count; i++) {
-        const Param *p = &params->params[i];
-        if (p->offset <= offset && (!found || p->offset > found->offset)) found = p;
-    }
-    return found;
-}
-
 /* The beginning of a tensor, or the end, that is nearest to an element of the flat space. */
 static int64_t nearest_cut(const ParamTable *params, int64_t at) {
-    const Param *p = param_at(params, at);
-    int64_t end = p->offset + p->padded_rows * p->cols, next = params->num_elements;
-    for (int i = 0; i < params->count; i++) {
-        int64_t offset = params->params[i].offset;
-        if (offset >= end) next = min_i64(next, offset);
-    }
-    return at - p->offset <= next - at ? p->offset : next;
-}
-
-static void *at_element(Tensor flat, int64_t element) {
-    return tensor_empty(flat) ? NULL : (char *)flat.data + dtype_bytes(flat.dtype, element);
+    const Param *p = param_table_at(params, at);
+    return at - p->offset <= param_end(p) - at ? p->offset : param_end(p);
 }
 
 FlatRange *checkpoint_whole_tensors(const ParamTable *params, int size) {
@@ -74,10 +56,10 @@ FlatRange *checkpoint_whole_tensors(const ParamTable *params, int size) {
         ranges[r] = (FlatRange){begin,
                                 end,
                                 r,
-                                (float *)at_element(params->master, begin),
-                                (float *)at_element(params->m, begin),
-                                (float *)at_element(params->v, begin),
-                                at_element(params->value, begin)};
+                                (float *)tensor_span(params->master, begin, end - begin).data,
+                                (float *)tensor_span(params->m, begin, end - begin).data,
+                                (float *)tensor_span(params->v, begin, end - begin).data,
+                                tensor_span(params->value, begin, end - begin).data};
         begin = end;
     }
     return ranges;
@@ -89,7 +71,10 @@ static FlatRange bucket_part(const ParamTable *params, const ZeroPlan *z, const 
                              int owner) {
     FlatRange r = {.begin = b->cuts[owner], .end = b->cuts[owner + 1], .owner = owner};
     int has_all_values = z->level < 3 || !b->range.is_block;
-    if (has_all_values) r.value = at_element(params->value, b->value_at + r.begin - b->range.begin);
+    if (has_all_values)
+        r.value =
+            tensor_span(params->value, b->value_at + r.begin - b->range.begin, r.end - r.begin)
+                .data;
     if (owner != z->rank) return r;
     ZeroKept kept = zero_kept(z, b, params);
     r.value = kept.value.data;
@@ -241,14 +226,11 @@ char *ranks_agree(Comm *comm, char *problem) {
     comm->all_reduce(comm, &any, 1, COMM_MAX);
     if (any == 0) return NULL;
     char *texts = (char *)xmalloc((size_t)size * TEXT_BYTES), *first = texts;
-    int64_t *cuts = (int64_t *)xmalloc(((size_t)size + 1) * sizeof(int64_t));
-    for (int r = 0; r <= size; r++) cuts[r] = (int64_t)r * TEXT_BYTES;
-    if (problem) snprintf(texts + cuts[comm->rank], TEXT_BYTES, "%s", problem);
+    if (problem) snprintf(texts + (size_t)comm->rank * TEXT_BYTES, TEXT_BYTES, "%s", problem);
     free(problem);
-    comm->all_gather(comm, texts, DT_U8, cuts);
+    comm_gather_blocks(comm, texts, TEXT_BYTES);
     while (!*first) first += TEXT_BYTES;
     problem = xstrdup(first);
     free(texts);
-    free(cuts);
     return problem;
 }

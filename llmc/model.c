@@ -453,11 +453,15 @@ void model_zero_gradients(Model *m) {
     m->engine.device->zero(m->engine.device, m->params.grad.data, tensor_bytes(m->params.grad));
 }
 
-void model_finish_gradients(Model *m) {
-    for (int id = 0; id < model_num_linears(m); id++) {
+void model_finish_branch(Model *m, int branch) {
+    for (int id = 2 * branch; id < 2 * branch + 2; id++) {
         const Linear *l = model_linear(m, id);
         if (linear_has_finish(l)) linear_finish(&m->engine, l);
     }
+}
+
+void model_finish_gradients(Model *m) {
+    for (int i = 0; i < m->num_branches; i++) model_finish_branch(m, i);
 }
 
 /* --- forward --- */

@@ -103,6 +103,12 @@ typedef struct {
 static inline int model_num_linears(const Model *m) { return 2 * m->num_branches; }
 Linear *model_linear(Model *m, int id);
 
+/* Of a linear in a phase. */
+LinearPlan *model_plan(Model *m, int phase, int id);
+/* Gives all linears their plans of a phase and nothing else: what lies in memory stays as it is.
+   For looking at a phase; the one before must be taken back. */
+void model_take_plans(Model *m, int phase);
+
 /* Declares parameters and resolves each linear's plan; refuses (EXIT_CONFIG) a plan that cannot
    run, naming the linear. Allocates nothing: enough for `plan` and --dry-run. */
 void model_declare(Model *m, const Config *c);
@@ -112,6 +118,10 @@ void model_split(Model *m, const Config *c, int rank, int size);
 /* At level 3, in the phase at hand: 1 where weights of a bucket travel as codes, before forward or
    before backward; else as values. */
 int model_sends_codes(Model *m, int bucket, int backward);
+/* Linears of a bucket of branches, by id: from *first on; returns how many, 0 of other buckets. */
+int model_linears_of(const Model *m, int bucket, int *first);
+/* Bytes that a bucket has to get of all ranks, before forward or before backward. */
+int64_t model_gathered_bytes(Model *m, int bucket, int backward);
 /* Bytes of these codes up to those of each rank, (ranks + 1); all 0 where there are none. */
 void model_codes_cuts(Model *m, int bucket, int64_t *cuts);
 /* Rows of a linear's weight that `rank` owns. */
@@ -142,6 +152,7 @@ void model_zero_gradients(Model *m);
 /* After the last micro-step, before anything reads the gradients: some are then still those of
    transformed weights. */
 void model_finish_gradients(Model *m);
+void model_finish_branch(Model *m, int branch);   // those of one
 /* One micro-step: adds gradients, and to state->loss the sum of the losses times loss_scale. tokens
    and targets are host memory, (B,T). Recorded or not, it computes the same bits. */
 void model_forward_backward(Model *m, const int32_t *tokens, const int32_t *targets, int B, int T,

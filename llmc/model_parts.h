@@ -1,5 +1,5 @@
 /*
-model_parts -- what the files of model share. Private to them; plan.c reads the plans of phases.
+model_parts -- what the files of model share. Private to them.
 */
 #ifndef LLMC_MODEL_PARTS_H
 #define LLMC_MODEL_PARTS_H
@@ -9,13 +9,6 @@ model_parts -- what the files of model share. Private to them; plan.c reads the 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/* Of a linear in a phase. */
-LinearPlan *model_plan(Model *m, int phase, int id);
-
-/* Gives all linears their plans of a phase and nothing else: what lies in memory stays as it is.
-   For looking at a phase; the one before must be taken back. */
-void model_take_plans(Model *m, int phase);
 
 /* What keys of precision beside the recipe ask of the linears, before their plans are resolved. */
 void model_declare_extras(Model *m, const Config *c);

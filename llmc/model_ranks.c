@@ -5,12 +5,7 @@
 #include "common.h"
 #include "model_parts.h"
 
-enum { MIN_TILE_ROWS = 16, RANGE_ALIGN = 128, MIB_OF_F32 = 1 << 18, WIRE_ALIGN = 256 };
-
-static int64_t param_end(const Model *m, int index) {
-    const Param *p = &m->params.params[index];
-    return p->offset + p->padded_rows * p->cols;
-}
+enum { MIN_TILE_ROWS = 16, MIB_OF_F32 = 1 << 18, WIRE_ALIGN = 256 };
 
 /* Rows that no tile of a quantised weight crosses: blocks of dgrad run along them. */
 static int64_t weight_tile_rows(Model *m) {
@@ -35,8 +30,7 @@ static int gradient_ranges(const Model *m, ZeroRange *ranges) {
     }
     for (int i = n - 1; i >= 0; i--) {
         int64_t begin = t->params[m->blocks[i].in.weight].offset;
-        ZeroRange branch = {begin, round_up(param_end(m, m->blocks[i].out.weight), RANGE_ALIGN), i,
-                            i, 1};
+        ZeroRange branch = {begin, param_end(&t->params[m->blocks[i].out.weight]), i, i, 1};
         ranges[count++] = branch;
     }
     ranges[count++] = plain;
@@ -58,14 +52,14 @@ void model_split(Model *m, const Config *c, int rank, int size) {
 
 /* --- weights at level 3 --- */
 
-/* Linears of a bucket of branches, by id: from *first on; returns how many. */
-static int linears_of(const ZeroBucket *b, int *first) {
-    *first = 2 * b->range.closes;
-    return b->range.is_block ? 2 * (b->range.opens - b->range.closes + 1) : 0;
+int model_linears_of(const Model *m, int bucket, int *first) {
+    const ZeroRange *r = &m->zero.buckets[bucket].range;
+    *first = 2 * r->closes;
+    return r->is_block ? 2 * (r->opens - r->closes + 1) : 0;
 }
 
 int model_sends_codes(Model *m, int bucket, int backward) {
-    int first, count = linears_of(&m->zero.buckets[bucket], &first);
+    int first, count = model_linears_of(m, bucket, &first);
     for (int id = first; id < first + count; id++) {
         const Linear *l = model_linear(m, id);
         if (!(backward ? linear_shares_codes : linear_rows_have_codes)(&m->engine, l)) return 0;
@@ -80,7 +74,7 @@ RowRange model_own_rows(const Model *m, const Linear *l, int rank) {
 }
 
 void model_codes_cuts(Model *m, int bucket, int64_t *cuts) {
-    int first, count = linears_of(&m->zero.buckets[bucket], &first);
+    int first, count = model_linears_of(m, bucket, &first);
     if (!model_sends_codes(m, bucket, 0)) count = 0;
     cuts[0] = 0;
     for (int r = 0; r < m->zero.size; r++) {
@@ -90,6 +84,17 @@ void model_codes_cuts(Model *m, int bucket, int64_t *cuts) {
             cuts[r + 1] += (int64_t)linear_codes_bytes(l, model_own_rows(m, l, r).count);
         }
     }
+}
+
+int64_t model_gathered_bytes(Model *m, int bucket, int backward) {
+    const ZeroRange *r = &m->zero.buckets[bucket].range;
+    if (!model_sends_codes(m, bucket, backward))
+        return (int64_t)dtype_bytes(m->params.dtype, r->end - r->begin);
+    int64_t *cuts = (int64_t *)xmalloc(((size_t)m->zero.size + 1) * sizeof(int64_t));
+    model_codes_cuts(m, bucket, cuts);
+    int64_t bytes = cuts[m->zero.size];
+    free(cuts);
+    return bytes;
 }
 
 static void place_codes(Model *m) {
@@ -107,8 +112,8 @@ static void place_codes(Model *m) {
     m->rank_maxima = arena_tensor(weights, DT_F32, 1, model_num_linears(m));
 }
 
-static void place_operands(Model *m, const ZeroBucket *b, Arena *a) {
-    int first, count = linears_of(b, &first);
+static void place_operands(Model *m, int bucket, Arena *a) {
+    int first, count = model_linears_of(m, bucket, &first);
     for (int id = first; id < first + count; id++)
         linear_place_weights(&m->engine, model_linear(m, id), a);
 }
@@ -124,13 +129,12 @@ void model_place_weights(Model *m, int training) {
     size_t most = 0, begin = a->used;
     for (int i = 0; i < m->zero.num_buckets; i++) {
         Arena one = arena_measure(a->name, a->device);
-        place_operands(m, &m->zero.buckets[i], &one);
+        place_operands(m, i, &one);
         most = one.used > most ? one.used : most;
     }
     for (int i = 0; i < m->zero.num_buckets; i++) {
-        const ZeroBucket *b = &m->zero.buckets[i];
-        a->used = begin + (b->window == WINDOW_ODD ? most : 0);
-        place_operands(m, b, a);
+        a->used = begin + (m->zero.buckets[i].window == WINDOW_ODD ? most : 0);
+        place_operands(m, i, a);
     }
     a->used = begin + 2 * most;
 }

@@ -7,10 +7,6 @@
 #include "oscillation.h"
 #include "out_control.h"
 
-static Tensor range(Tensor flat, int64_t begin, int64_t count) {
-    return tensor_view((char *)flat.data + dtype_bytes(flat.dtype, begin), flat.dtype, 1, count);
-}
-
 void optimizer_update(Model *m, const Config *c, AdamWTensors tensors, int decays) {
     AdamWConfig config = {c->optim.betas[0], c->optim.betas[1], c->optim.eps,
                           decays ? c->optim.weight_decay : 0};
@@ -21,9 +17,9 @@ void optimizer_update(Model *m, const Config *c, AdamWTensors tensors, int decay
 static void update(Model *m, const Config *c, int64_t begin, int64_t end, int decays) {
     const ParamTable *t = &m->params;
     AdamWTensors tensors = {
-        range(t->value, begin, end - begin), range(t->master, begin, end - begin),
-        range(t->m, begin, end - begin),     range(t->v, begin, end - begin),
-        range(t->grad, begin, end - begin),
+        tensor_span(t->value, begin, end - begin), tensor_span(t->master, begin, end - begin),
+        tensor_span(t->m, begin, end - begin),     tensor_span(t->v, begin, end - begin),
+        tensor_span(t->grad, begin, end - begin),
     };
     optimizer_update(m, c, tensors, decays);
 }

@@ -43,8 +43,7 @@ static Tensor staging_of(const Parallel *p, int bucket) {
     return row;
 }
 
-/* Cuts of a bucket, from its own beginning. */
-static const int64_t *cuts_of(Parallel *p, const ZeroBucket *b) {
+const int64_t *parallel_cuts(Parallel *p, const ZeroBucket *b) {
     for (int r = 0; r <= p->model->zero.size; r++) p->cuts[r] = b->cuts[r] - b->range.begin;
     return p->cuts;
 }
@@ -86,12 +85,12 @@ static void send(Parallel *p, int bucket) {
     if (in_bf16(p)) {
         Tensor staging = staging_of(p, bucket);
         m->engine.ops->convert(m->engine.device, staging, data);
-        comm->reduce_scatter(comm, staging.data, DT_BF16, cuts_of(p, b));
-        if (z->level == 0) comm->all_gather(comm, staging.data, DT_BF16, cuts_of(p, b));
+        comm->reduce_scatter(comm, staging.data, DT_BF16, parallel_cuts(p, b));
+        if (z->level == 0) comm->all_gather(comm, staging.data, DT_BF16, parallel_cuts(p, b));
     } else if (z->level == 0) {
         comm->all_reduce(comm, (float *)data.data, data.cols, COMM_SUM);
     } else {
-        comm->reduce_scatter(comm, data.data, DT_F32, cuts_of(p, b));
+        comm->reduce_scatter(comm, data.data, DT_F32, parallel_cuts(p, b));
     }
 }
 
@@ -114,17 +113,10 @@ static void on_backward(void *self, int stage) {
     }
 }
 
-static void finish_branch(Model *m, int branch) {
-    for (int id = 2 * branch; id < 2 * branch + 2; id++) {
-        const Linear *l = model_linear(m, id);
-        if (linear_has_finish(l)) linear_finish(&m->engine, l);
-    }
-}
-
 static void on_done(void *self, int stage) {
     Parallel *p = (Parallel *)self;
     const ZeroPlan *z = &p->model->zero;
-    if (stage >= 0 && stage < p->model->num_branches) finish_branch(p->model, stage);
+    if (stage >= 0 && stage < p->model->num_branches) model_finish_branch(p->model, stage);
     weights_done(p, stage);
     for (int i = 0; i < z->num_buckets; i++)
         if (z->buckets[i].range.closes == stage) send(p, i);
@@ -184,7 +176,7 @@ static void gather_values(Parallel *p, const ZeroBucket *b) {
     const Model *m = p->model;
     if (m->zero.level == 3 && b->range.is_block) return;   // when they are needed
     Tensor values = zero_weights(&m->zero, b, &m->params);
-    p->comm->all_gather(p->comm, values.data, values.dtype, cuts_of(p, b));
+    p->comm->all_gather(p->comm, values.data, values.dtype, parallel_cuts(p, b));
 }
 
 static void update_parts(Parallel *p) {
@@ -228,29 +220,28 @@ void parallel_open(Parallel *p, Comm *comm, Model *m, const Config *c) {
     p->observer = observer;
     p->sent = -1;
     p->cuts = (int64_t *)xmalloc(((size_t)m->zero.size + 1) * sizeof(int64_t));
+    p->codes_at = (int64_t *)xmalloc((size_t)m->zero.num_buckets * sizeof(int64_t));
     if (is_needed) m->observer = &p->observer;
 }
 
-void parallel_close(Parallel *p) { free(p->cuts); }
+void parallel_close(Parallel *p) {
+    free(p->cuts);
+    free(p->codes_at);
+}
 
 /* Bytes that a rank gets to have the blocks' matrices, on the average of forward and backward; the
    buckets that travel as codes one way and the other are counted. */
 static int64_t weight_bytes(Model *m, int coded[2], int *all) {
     const ZeroPlan *z = &m->zero;
-    int64_t *cuts = (int64_t *)xmalloc(((size_t)z->size + 1) * sizeof(int64_t)), bytes = 0;
+    int64_t bytes = 0;
     for (int i = 0; i < z->num_buckets; i++) {
-        const ZeroRange *r = &z->buckets[i].range;
-        if (!r->is_block) continue;
+        if (!z->buckets[i].range.is_block) continue;
         ++*all;
-        model_codes_cuts(m, i, cuts);
         for (int backward = 0; backward < 2; backward++) {
-            int as_codes = model_sends_codes(m, i, backward);
-            coded[backward] += as_codes;
-            bytes +=
-                as_codes ? cuts[z->size] : (int64_t)dtype_bytes(m->params.dtype, r->end - r->begin);
+            coded[backward] += model_sends_codes(m, i, backward);
+            bytes += model_gathered_bytes(m, i, backward);
         }
     }
-    free(cuts);
     return bytes / 2;
 }
 

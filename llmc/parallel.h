@@ -31,6 +31,7 @@ typedef struct {
     PassObserver observer;
     int sent;                 // the bucket that may still be on its way; -1: none
     int64_t *cuts;            // (ranks + 1) of a bucket, from its own beginning
+    int64_t *codes_at;        // (buckets) of level 3: this rank's codes of each, in rank_codes
 } Parallel;
 
 /* Dies with EXIT_CONFIG on what ranks at this level of parallel.zero cannot do. */

@@ -16,6 +16,9 @@ backward, which comes down to the first.
 extern "C" {
 #endif
 
+/* Of a bucket, from its own beginning: p->cuts. */
+const int64_t *parallel_cuts(Parallel *p, const ZeroBucket *b);
+
 /* Weights have changed: codes of own rows, and the first branches at hand. */
 void weights_prepare(Parallel *p);
 /* As PassObserver's; weights_done before what the stage completed is sent: it waits for what is on

@@ -40,14 +40,8 @@ static uint8_t *wire_of(const Parallel *p, int bucket) {
     return (uint8_t *)wire.data + (odd ? wire.cols : 0);
 }
 
-static uint8_t *own_codes(Parallel *p, int bucket) {
-    int64_t at = 0;
-    int rank = p->model->zero.rank;
-    for (int i = 0; i < bucket; i++) {
-        model_codes_cuts(p->model, i, p->cuts);
-        at += p->cuts[rank + 1] - p->cuts[rank];
-    }
-    return (uint8_t *)p->model->rank_codes.data + at;
+static uint8_t *own_codes(const Parallel *p, int bucket) {
+    return (uint8_t *)p->model->rank_codes.data + p->codes_at[bucket];
 }
 
 /* --- on the way, at hand --- */
@@ -68,17 +62,16 @@ static void fetch(Parallel *p, int bucket, Purpose purpose) {
     Tensor values = zero_weights(z, b, &m->params), part = zero_part(z, b, values);
     if (part.cols > 0)
         d->copy(d, part.data, zero_kept(z, b, &m->params).value.data, tensor_bytes(part));
-    for (int r = 0; r <= z->size; r++) p->cuts[r] = b->cuts[r] - b->range.begin;
-    p->comm->all_gather(p->comm, values.data, values.dtype, p->cuts);
+    p->comm->all_gather(p->comm, values.data, values.dtype, parallel_cuts(p, b));
 }
 
 /* Each rank's rows of each linear, in the order in which model_codes_cuts counts them. */
 static void decode(Parallel *p, int bucket) {
     Model *m = p->model;
-    const ZeroRange *range = &bucket_of(p, bucket)->range;
+    int first, count = model_linears_of(m, bucket, &first);
     uint8_t *codes = wire_of(p, bucket);
     for (int r = 0; r < m->zero.size; r++) {
-        for (int id = 2 * range->closes; id < 2 * range->opens + 2; id++) {
+        for (int id = first; id < first + count; id++) {
             const Linear *l = model_linear(m, id);
             RowRange rows = model_own_rows(m, l, r);
             if (rows.count > 0) linear_decode_rows(&m->engine, l, rows.first, rows.count, codes);
@@ -90,11 +83,11 @@ static void decode(Parallel *p, int bucket) {
 /* What was fetched becomes the operands of its linears. */
 static void take(Parallel *p, int bucket, Purpose purpose) {
     Model *m = p->model;
-    const ZeroRange *range = &bucket_of(p, bucket)->range;
+    int first, count = model_linears_of(m, bucket, &first);
     int as_codes = model_sends_codes(m, bucket, purpose == FOR_BACKWARD);
     p->comm->wait(p->comm);
     if (as_codes) decode(p, bucket);
-    for (int id = 2 * range->closes; id < 2 * range->opens + 2; id++) {
+    for (int id = first; id < first + count; id++) {
         if (as_codes) linear_take_codes(&m->engine, model_linear(m, id));
         else linear_prepare(&m->engine, model_linear(m, id));
     }
@@ -129,11 +122,12 @@ static void find_maxima(Parallel *p) {
 
 static void make_codes(Parallel *p) {
     Model *m = p->model;
+    uint8_t *begin = (uint8_t *)m->rank_codes.data, *codes = begin;
     for (int i = 0; i < m->zero.num_buckets; i++) {
+        int first, count = model_linears_of(m, i, &first);
+        p->codes_at[i] = codes - begin;
         if (!model_sends_codes(m, i, 0)) continue;
-        const ZeroRange *range = &bucket_of(p, i)->range;
-        uint8_t *codes = own_codes(p, i);
-        for (int id = 2 * range->closes; id < 2 * range->opens + 2; id++) {
+        for (int id = first; id < first + count; id++) {
             const Linear *l = model_linear(m, id);
             Tensor rows = own_rows(m, l);
             if (tensor_empty(rows)) continue;

@@ -7,7 +7,6 @@
 
 #include "backend.h"
 #include "common.h"
-#include "model_parts.h"
 #include "oscillation.h"
 #include "out_control.h"
 

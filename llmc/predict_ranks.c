@@ -54,24 +54,12 @@ static Traffic small_traffic(const Model *m) {
     return t;
 }
 
-/* What has to come of a bucket's weights, before forward or before backward. */
-static double gathered_bytes(Model *m, int bucket, int backward) {
-    const ZeroPlan *z = &m->zero;
-    if (!model_sends_codes(m, bucket, backward))
-        return bucket_elements(&z->buckets[bucket]) * value_bytes(m);
-    int64_t *cuts = (int64_t *)xmalloc(((size_t)z->size + 1) * sizeof(int64_t));
-    model_codes_cuts(m, bucket, cuts);
-    double bytes = (double)cuts[z->size];
-    free(cuts);
-    return bytes;
-}
-
 /* Of all branches' matrices at level 3. */
 static Traffic weights_traffic(Model *m, int backward, int micro_steps) {
     Traffic t = {0, 0, 1, micro_steps};
     for (int i = 0; i < m->zero.num_buckets; i++) {
         if (!m->zero.buckets[i].range.is_block) continue;
-        t.bytes += gathered_bytes(m, i, backward);
+        t.bytes += (double)model_gathered_bytes(m, i, backward);
         t.collectives++;
     }
     return t;
@@ -158,7 +146,7 @@ static double backward_seconds(const Timing *t, double *bucket_seconds) {
         bucket_seconds[i] = collective_seconds(t, TRAFFIC_GRADIENTS, bucket_elements(b) * bytes);
         if (z->level == 3 && b->range.is_block)
             bucket_seconds[i] +=
-                collective_seconds(t, TRAFFIC_BACKWARD, gathered_bytes(t->m, i, 1));
+                collective_seconds(t, TRAFFIC_BACKWARD, (double)model_gathered_bytes(t->m, i, 1));
         sum += bucket_seconds[i];
     }
     return sum;

@@ -2,7 +2,6 @@
 #include "run_idle.h"
 
 #include "common.h"
-#include "model_parts.h"
 
 /* 1 where it holds of some linear in some phase. */
 static int holds_somewhere(Model *m, int (*holds)(const Linear *l)) {

@@ -7,7 +7,6 @@
 
 #include "backend.h"
 #include "checkpoint.h"
-#include "model_parts.h"
 #include "outfile.h"
 #include "plan.h"
 #include "run_phases.h"

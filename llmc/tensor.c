@@ -11,6 +11,11 @@
 enum { ARENA_ALIGN = 256, PARAM_ALIGN = 128 };
 static const size_t MAX_ARENA = (size_t)1 << 60;   // bytes; some arenas together fit an int64_t
 
+Tensor tensor_span(Tensor flat, int64_t begin, int64_t count) {
+    if (tensor_empty(flat)) return flat;
+    return tensor_view((char *)flat.data + dtype_bytes(flat.dtype, begin), flat.dtype, 1, count);
+}
+
 Tensor tensor_rows(Tensor t, int64_t begin, int64_t rows) {
     CHECK(begin >= 0 && rows >= 0 && begin + rows <= t.rows, "rows [%lld, %lld) of %lld",
           (long long)begin, (long long)(begin + rows), (long long)t.rows);
@@ -82,6 +87,20 @@ int param_table_add(ParamTable *t, const char *name, int64_t rows, int64_t cols,
     return t->count++;
 }
 
+int64_t param_end(const Param *p) {
+    return p->offset + round_up(p->padded_rows * p->cols, PARAM_ALIGN);
+}
+
+const Param *param_table_at(const ParamTable *t, int64_t element) {
+    for (int i = 0; i < t->count; i++) {
+        const Param *p = &t->params[i];
+        if (element >= p->offset && element < param_end(p)) return p;
+    }
+    CHECK(0, "element %lld of %lld is no parameter's", (long long)element,
+          (long long)t->num_elements);
+    return NULL;
+}
+
 void param_table_seal(ParamTable *t, DType dtype) {
     int64_t offset = 0;
     for (int decay = 1; decay >= 0; decay--) {
@@ -89,7 +108,7 @@ void param_table_seal(ParamTable *t, DType dtype) {
             Param *p = &t->params[i];
             if (p->decay != decay) continue;
             p->offset = offset;
-            offset += round_up(p->padded_rows * p->cols, PARAM_ALIGN);
+            offset = param_end(p);
         }
         if (decay) t->num_decayed = offset;
     }
@@ -99,8 +118,9 @@ void param_table_seal(ParamTable *t, DType dtype) {
 
 static Tensor param_view(Tensor flat, const Param *p) {
     if (tensor_empty(flat)) return flat;
-    return tensor_view((char *)flat.data + dtype_bytes(flat.dtype, p->offset), flat.dtype,
-                       p->padded_rows, p->cols);
+    if (tensor_empty(flat)) return flat;
+    Tensor t = tensor_span(flat, p->offset, p->padded_rows * p->cols);
+    return tensor_view(t.data, t.dtype, p->padded_rows, p->cols);
 }
 
 void param_table_place(ParamTable *t, Arena *parameters, Arena *gradients, Arena *optimizer,

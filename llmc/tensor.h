@@ -36,6 +36,8 @@ static inline size_t tensor_bytes(Tensor t) { return dtype_bytes(t.dtype, t.rows
 static inline int tensor_empty(Tensor t) { return t.data == NULL; }
 /* Rows [begin, begin + rows) of t. */
 Tensor tensor_rows(Tensor t, int64_t begin, int64_t rows);
+/* Elements [begin, begin + count) of a flat array, (1, count); of an empty one: empty. */
+Tensor tensor_span(Tensor flat, int64_t begin, int64_t count);
 /* CHECKs dtype and shape at the point of use; `what` names the tensor in the message. */
 void tensor_expect(Tensor t, const char *what, DType dtype, int64_t rows, int64_t cols);
 
@@ -101,6 +103,10 @@ void param_table_seal(ParamTable *t, DType dtype);
 /* Hands out the arrays; with train = 0 only `value` and `master`. */
 void param_table_place(ParamTable *t, Arena *parameters, Arena *gradients, Arena *optimizer,
                        int train);
+/* Where the next parameter begins in the flat arrays. */
+int64_t param_end(const Param *p);
+/* The parameter that holds an element of the flat arrays, or the gap that the element is in. */
+const Param *param_table_at(const ParamTable *t, int64_t element);
 Param *param_table_find(ParamTable *t, const char *name);   // NULL if absent
 int64_t param_table_true_count(const ParamTable *t);        // parameters as published: no padding
 /* Writes one parameter's master from host memory (padded_rows, cols), so much of it as is kept, and

@@ -11,22 +11,10 @@ enum { PART_ALIGN = 128 };
 
 /* --- cuts --- */
 
-static int64_t param_end(const Param *p) {
-    return p->offset + round_up(p->padded_rows * p->cols, PART_ALIGN);
-}
-
-/* The parameter that holds element `at` of the flat arrays. */
-static const Param *param_at(const ParamTable *t, int64_t at) {
-    for (int i = 0; i < t->count; i++)
-        if (at >= t->params[i].offset && at < param_end(&t->params[i])) return &t->params[i];
-    CHECK(0, "element %lld of %lld is no parameter's", (long long)at, (long long)t->num_elements);
-    return NULL;
-}
-
 /* The border of a group of rows, or of 128 elements of a vector, that is nearest to `at`. */
 static int64_t nearest_border(const ParamTable *t, int64_t at, int64_t group_rows) {
     if (at == t->num_elements) return at;
-    const Param *p = param_at(t, at);
+    const Param *p = param_table_at(t, at);
     int64_t group = p->padded_rows > 1 ? group_rows * p->cols : PART_ALIGN;
     int64_t within = (at - p->offset + group / 2) / group * group;
     return within >= p->padded_rows * p->cols ? param_end(p) : p->offset + within;
@@ -143,11 +131,6 @@ ZeroPiece zero_piece(const ZeroPlan *z, const Param *p, int rank) {
 
 /* --- memory --- */
 
-static Tensor span(Tensor flat, int64_t begin, int64_t count) {
-    if (tensor_empty(flat)) return flat;
-    return tensor_view((char *)flat.data + dtype_bytes(flat.dtype, begin), flat.dtype, 1, count);
-}
-
 static int64_t bucket_count(const ZeroBucket *b) { return b->range.end - b->range.begin; }
 
 static int is_gathered(const ZeroPlan *z, const ZeroBucket *b) {
@@ -155,34 +138,34 @@ static int is_gathered(const ZeroPlan *z, const ZeroBucket *b) {
 }
 
 Tensor zero_gradients(const ZeroPlan *z, const ZeroBucket *b, const ParamTable *t) {
-    if (z->level < 2) return span(t->grad, b->range.begin, bucket_count(b));
-    return span(t->grad_windows, z->window_at[b->window], bucket_count(b));
+    if (z->level < 2) return tensor_span(t->grad, b->range.begin, bucket_count(b));
+    return tensor_span(t->grad_windows, z->window_at[b->window], bucket_count(b));
 }
 
 Tensor zero_weights(const ZeroPlan *z, const ZeroBucket *b, const ParamTable *t) {
-    if (!is_gathered(z, b)) return span(t->value, b->value_at, bucket_count(b));
+    if (!is_gathered(z, b)) return tensor_span(t->value, b->value_at, bucket_count(b));
     int64_t at = b->window == WINDOW_ODD ? z->largest_block : 0;
-    return span(t->value_windows, at, bucket_count(b));
+    return tensor_span(t->value_windows, at, bucket_count(b));
 }
 
 Tensor zero_part(const ZeroPlan *z, const ZeroBucket *b, Tensor bucket) {
-    return span(bucket, b->cuts[z->rank] - b->range.begin, zero_own_count(z, b));
+    return tensor_span(bucket, b->cuts[z->rank] - b->range.begin, zero_own_count(z, b));
 }
 
 Tensor zero_sum(const ZeroPlan *z, const ZeroBucket *b, const ParamTable *t) {
     if (z->level < 2) return zero_part(z, b, zero_gradients(z, b, t));
-    return span(t->grad, b->own_at, zero_own_count(z, b));
+    return tensor_span(t->grad, b->own_at, zero_own_count(z, b));
 }
 
 ZeroKept zero_kept(const ZeroPlan *z, const ZeroBucket *b, const ParamTable *t) {
     int64_t count = zero_own_count(z, b), at = z->level == 0 ? b->cuts[z->rank] : b->own_at;
     ZeroKept k;
-    k.value = is_gathered(z, b) ? span(t->value, b->value_at, count)
+    k.value = is_gathered(z, b) ? tensor_span(t->value, b->value_at, count)
                                 : zero_part(z, b, zero_weights(z, b, t));
     // f32 values are the masters themselves.
-    k.master = t->dtype == DT_F32 ? k.value : span(t->master, at, count);
-    k.m = span(t->m, at, count);
-    k.v = span(t->v, at, count);
+    k.master = t->dtype == DT_F32 ? k.value : tensor_span(t->master, at, count);
+    k.m = tensor_span(t->m, at, count);
+    k.v = tensor_span(t->v, at, count);
     return k;
 }
 
@@ -191,7 +174,7 @@ ZeroKept zero_kept(const ZeroPlan *z, const ZeroBucket *b, const ParamTable *t) 
 static Tensor piece_view(Tensor part, int64_t first, const Param *p, ZeroPiece piece) {
     Tensor none = {0};
     if (tensor_empty(part) || piece.count == 0) return none;
-    Tensor t = span(part, p->offset + piece.begin - first, piece.count);
+    Tensor t = tensor_span(part, p->offset + piece.begin - first, piece.count);
     if (p->padded_rows == 1) return t;
     return tensor_view(t.data, t.dtype, piece.count / p->cols, p->cols);
 }
